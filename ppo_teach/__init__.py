@@ -1,0 +1,1 @@
+"""PPO for language models, taught on models small enough to train while you watch."""

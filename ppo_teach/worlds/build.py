@@ -1,0 +1,53 @@
+"""Rebuild the shipped weights: `python -m ppo_teach.worlds.build [--fraction 0.02] [--out DIR]` (layer 3)."""
+
+import argparse
+from pathlib import Path
+
+import torch
+
+from ..tensor_ops import masked_mean, response_log_probs, response_mask, single_thread
+from .grammar import PAD, STOP, WORD_ID, sample_corpus
+from .review import WEIGHTS, new_policy
+
+
+def corpus_loss(policy, prompt_ids, response_ids):
+    """Cross-entropy of the reviews in nats per response token (scalar); exp of it is the perplexity."""
+    logits, _ = policy(torch.cat([prompt_ids, response_ids], dim=1))
+    mask = response_mask(response_ids, WORD_ID[STOP], WORD_ID[PAD])
+    return -masked_mean(response_log_probs(logits, response_ids), mask)
+
+
+def pretrain(num_steps=800, batch_size=128, learning_rate=3e-3, seed=0):
+    """Train a new policy on reviews that the grammar writes, with a linearly decaying learning rate."""
+    generator = torch.Generator().manual_seed(seed)
+    policy = new_policy(seed=seed)
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=learning_rate, weight_decay=0.01)
+    with single_thread():
+        for step in range(num_steps):
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate * min(1.0, (step + 1) / 20) * (1 - step / num_steps)
+            loss = corpus_loss(policy, *sample_corpus(batch_size, generator))
+            optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
+            optimizer.step()
+    return policy
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--fraction", type=float, default=1.0, help="share of the training steps, in (0, 1]")
+    parser.add_argument("--out", type=Path, default=WEIGHTS.parent, help="folder for the weights")
+    options = parser.parse_args(arguments)
+    if not 0 < options.fraction <= 1:
+        parser.error(f"--fraction must be in (0, 1], got {options.fraction}")
+    policy = pretrain(num_steps=max(1, round(800 * options.fraction)))
+    options.out.mkdir(parents=True, exist_ok=True)
+    torch.save(policy.state_dict(), options.out / WEIGHTS.name)
+    with torch.no_grad():
+        loss = corpus_loss(policy, *sample_corpus(2000, torch.Generator().manual_seed(1)))
+    print(f"{options.out / WEIGHTS.name}: {loss:.3f} nats per token on unseen reviews")
+
+
+if __name__ == "__main__":
+    main()

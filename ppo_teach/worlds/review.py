@@ -1,0 +1,183 @@
+"""ReviewWorld: readable restaurant reviews with a true score, simulated raters and a learned reward model (layer 2)."""
+
+import copy
+from pathlib import Path
+
+import torch
+
+from ..models import TinyLM
+from ..tensor_ops import check_token_ids, response_mask
+from .grammar import CONTENT_WORDS, MAX_NEW_TOKENS, NOUNS, PAD, PROMPT_LENGTH, STOP, WORD_ID, WORDS
+from .lexicon import BOOSTERS, NEGATION, NEGATION_FACTOR, RATINGS
+from .reward_model import LearnedRewardModel, fit_reward_model, raters_prefer_first
+
+WEIGHTS = Path(__file__).parent / "weights" / "review.pt"
+HIGHEST_SENTIMENT = 3.0  # the sum of the words' ratings is squashed to between -3 and 3 ...
+SENTIMENT_SCALE = 6.0  # ... with 3 tanh(sum / 6): two good words give about 1.9, four about 2.8
+REPETITION_COST = 0.5
+UNSTOPPED_COST = 1.0
+
+
+def new_policy(critic="shared", seed=0):
+    """An untrained policy of ReviewWorld's size."""
+    return TinyLM(len(WORDS), max_length=PROMPT_LENGTH + MAX_NEW_TOKENS, critic=critic, seed=seed)
+
+
+class ReviewWorld:
+    """Restaurant reviews: prompts like "the soup was", responses of up to 14 tokens that end in a full stop.
+
+    The true score in two sentences: add up the human ratings of the review's words (a booster in front strengthens
+    one, "not" flips it) and squash the sum to between -3 and 3. Take off 0.5 for each noun or adjective that was
+    used before, and 1 if the review never stops.
+
+    Args: weights, path of the pretrained policy (default: the shipped one).
+    Attributes: name, words (id -> str), vocab_size, eos_id (the full stop), pad_id, prompt_length, max_new_tokens,
+    prompts [10, 3] (all there are; each equally likely).
+    Taught in: notebooks/08_training_run.ipynb
+    """
+
+    name = "review"
+    words = WORDS
+    vocab_size = len(WORDS)
+    eos_id, pad_id = WORD_ID[STOP], WORD_ID[PAD]
+    prompt_length, max_new_tokens = PROMPT_LENGTH, MAX_NEW_TOKENS
+
+    def __init__(self, weights=WEIGHTS):
+        self._pretrained = new_policy()
+        self._pretrained.load_state_dict(torch.load(weights, weights_only=True))
+        nouns = [noun for kind in NOUNS.values() for noun in kind]
+        self.prompts = torch.stack([self.encode(f"the {noun} was") for noun in nouns])
+        per_word = lambda table: torch.tensor([float(table.get(word, 0.0)) for word in WORDS])
+        self._rating, self._booster = per_word(RATINGS), per_word(BOOSTERS)
+        self._content = torch.tensor([word in CONTENT_WORDS for word in WORDS])
+
+    def policy(self, critic="shared"):
+        """A fresh copy of the pretrained policy: TinyLM. A separate critic's trunk starts as a copy of the policy's."""
+        if critic == "shared":
+            return copy.deepcopy(self._pretrained)
+        policy = new_policy(critic)
+        policy.load_state_dict(self._pretrained.state_dict(), strict=False)
+        policy.critic.load_state_dict(self._pretrained.trunk.state_dict())
+        return policy
+
+    def sample_prompts(self, n, generator):
+        """n prompts [n, 3], drawn with replacement."""
+        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+            raise ValueError(f"n must be an integer >= 1, got {n!r}")
+        return self.prompts[torch.randint(len(self.prompts), (n,), generator=generator)]
+
+    def word_scores(self, response_ids):
+        """What each word adds to the sentiment, in rating units: [B, T], 0 for unrated words and after the full stop.
+
+        rating ± booster, strengthened (or weakened) by the word before; times -0.74 after "not" or "not BOOSTER".
+        """
+        check_token_ids("response_ids", response_ids, self.vocab_size)
+        before = _shifted(response_ids, 1, self.pad_id)
+        two_before = _shifted(response_ids, 2, self.pad_id)
+        rating, booster = self._rating[response_ids], self._booster[before]
+        strength = rating + rating.sign() * booster
+        not_id = WORD_ID[NEGATION]
+        negated = (before == not_id) | ((booster != 0) & (two_before == not_id))
+        return torch.where(negated, NEGATION_FACTOR * strength, strength) * self._real(response_ids)
+
+    def score_parts(self, prompt_ids, response_ids):
+        """The three parts of the true score: dict of [B] tensors `sentiment`, `repetition`, `unstopped`."""
+        self._check_batch(prompt_ids, response_ids)
+        real = self._real(response_ids)
+        ids = torch.cat([prompt_ids, response_ids], dim=1)
+        matters = self._content[ids] & torch.cat([torch.ones_like(prompt_ids, dtype=torch.bool), real], dim=1)
+        earlier = torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool).tril(-1)
+        seen = ((ids.unsqueeze(2) == ids.unsqueeze(1)) & earlier & matters.unsqueeze(1)).any(2)
+        repeated = (seen & matters)[:, prompt_ids.shape[1] :]
+        total = torch.where(repeated, 0.0, self.word_scores(response_ids)).sum(1)
+        return {
+            "sentiment": HIGHEST_SENTIMENT * torch.tanh(total / SENTIMENT_SCALE),
+            "repetition": -REPETITION_COST * repeated.sum(1),
+            "unstopped": -UNSTOPPED_COST * (response_ids != self.eos_id).all(1).float(),
+        }
+
+    def true_score(self, prompt_ids, response_ids):
+        """The true score of each response: prompt_ids [B, 3], response_ids [B, T] -> [B], float32.
+
+        R = 3 tanh(Σ ratings / 6) - 0.5 · repeated words - 1 [never stops]; a repeated word's rating does not count
+        again. Only the tokens through the first full stop are read. Between -10.5 and 3.
+        Raises: ValueError for ids outside the vocabulary or different batch sizes.
+        Taught in: notebooks/02_rewards.ipynb
+        """
+        return sum(self.score_parts(prompt_ids, response_ids).values())
+
+    def sample_pairs(self, num_pairs, noise=0.1, seed=0, policy=None):
+        """Pairs of responses to the same prompt, and which of the two a noisy rater prefers.
+
+        Args: noise, share of answers that are coin flips, in [0, 1]; policy, default the pretrained one.
+        Returns: prompt_ids [n, 3], first [n, T], second [n, T], first_preferred bool [n].
+        """
+        if isinstance(num_pairs, bool) or not isinstance(num_pairs, int) or num_pairs < 1:
+            raise ValueError(f"num_pairs must be an integer >= 1, got {num_pairs!r}")
+        generator = torch.Generator().manual_seed(seed)
+        policy = self._pretrained if policy is None else policy
+        prompt_ids = self.sample_prompts(num_pairs, generator)
+        first, second = (
+            policy.generate(
+                prompt_ids, self.max_new_tokens, eos_id=self.eos_id, pad_id=self.pad_id, generator=generator
+            )
+            for _ in range(2)
+        )
+        scores = self.true_score(prompt_ids, first), self.true_score(prompt_ids, second)
+        return prompt_ids, first, second, raters_prefer_first(*scores, noise, generator)
+
+    def train_reward_model(self, num_pairs=3000, noise=0.1, seed=0, *, d_model=32, held_out=1000):
+        """Train a reward model on pairs that noisy raters compared: callable (prompt_ids, response_ids) -> [B].
+
+        Args: num_pairs >= 1; noise, share of the raters' answers that are coin flips, in [0, 1]; d_model, its size;
+        held_out, further pairs on which `.accuracy` and `.true_accuracy` are measured.
+        Source: Christiano et al. 2017; Ouyang et al. 2022.
+        Taught in: notebooks/09_reward_hacking.ipynb
+        """
+        prompt_ids, first, second, chosen = self.sample_pairs(num_pairs, noise, seed)
+        model = LearnedRewardModel(self.vocab_size, self.eos_id, self.pad_id, d_model, seed)
+        preferred = torch.where(chosen.unsqueeze(1), first, second)
+        rejected = torch.where(chosen.unsqueeze(1), second, first)
+        fit_reward_model(model, prompt_ids, preferred, rejected, seed=seed)
+        model.num_pairs, model.noise = num_pairs, noise
+        prompt_ids, first, second, chosen = self.sample_pairs(held_out, noise, seed + 1_000_003)
+        says_first = model(prompt_ids, first) > model(prompt_ids, second)
+        better = self.true_score(prompt_ids, first) - self.true_score(prompt_ids, second)
+        model.accuracy = float((says_first == chosen).float().mean())
+        model.true_accuracy = float((says_first == (better > 0))[better != 0].float().mean())
+        return model
+
+    def encode(self, text):
+        """Words separated by spaces -> ids [L]. Raises: ValueError naming the words that are not in the vocabulary."""
+        unknown = [word for word in text.split() if word not in WORD_ID]
+        if unknown or not text.split():
+            raise ValueError(f"text must hold words of this world only, got {unknown or repr(text)}; see world.words")
+        return torch.tensor([WORD_ID[word] for word in text.split()])
+
+    def decode(self, ids):
+        """Ids [L] -> text, up to the first full stop, which is written; padding is skipped."""
+        ids = torch.as_tensor(ids)
+        if ids.dim() != 1:
+            raise ValueError(f"ids must be one sequence of shape [L], got shape {tuple(ids.shape)}")
+        if len(ids):
+            check_token_ids("ids", ids.unsqueeze(0), self.vocab_size)
+        ids = ids.tolist()
+        end = ids.index(self.eos_id) + 1 if self.eos_id in ids else len(ids)
+        return " ".join(WORDS[i] for i in ids[:end] if i != self.pad_id)
+
+    def _real(self, response_ids):
+        return response_mask(response_ids, self.eos_id, self.pad_id)
+
+    def _check_batch(self, prompt_ids, response_ids):
+        check_token_ids("prompt_ids", prompt_ids, self.vocab_size)
+        check_token_ids("response_ids", response_ids, self.vocab_size)
+        if len(prompt_ids) != len(response_ids):
+            raise ValueError(
+                f"prompt_ids {tuple(prompt_ids.shape)} and response_ids {tuple(response_ids.shape)} must have the "
+                "same number of rows"
+            )
+
+
+def _shifted(ids, steps, fill):
+    """ids moved `steps` to the right, so that position t holds the token at t - steps."""
+    return torch.cat([torch.full_like(ids[:, :steps], fill), ids[:, :-steps]], dim=1)

@@ -5,6 +5,7 @@ Shapes: B batch, L length of prompt + response, V vocabulary, D width, H heads.
 """
 
 import copy
+import inspect
 import math
 from contextlib import contextmanager
 
@@ -344,3 +345,58 @@ def make_reference(policy):
     for parameter in reference.parameters():
         parameter.requires_grad_(False)
     return reference
+
+
+def logits_of(output):
+    """The logits in what a model returned: a tensor, an object with `.logits` (Hugging Face), or (logits, values)."""
+    if hasattr(output, "logits"):
+        return output.logits
+    return output[0] if isinstance(output, tuple) else output
+
+
+def call_model(model, input_ids, attention_mask=None):
+    """Call any language model; tell it about left padding where it can be told.
+
+    Raises: ValueError when the prompts are padded and the model takes no attention_mask.
+    """
+    if attention_mask is None or bool((attention_mask != 0).all()):
+        return model(input_ids)
+    takes = inspect.signature(model.forward).parameters
+    if "attention_mask" not in takes:
+        raise ValueError(f"prompts are padded, but {type(model).__name__}.forward takes no attention_mask")
+    extra = {"position_ids": position_ids(attention_mask)} if "position_ids" in takes else {}
+    return model(input_ids, attention_mask=attention_mask, **extra)
+
+
+def logits_and_values(policy, input_ids, value_head=None, attention_mask=None):
+    """One forward pass that gives both the logits [B, L, V] and the values [B, L].
+
+    Without a value_head the policy returns (logits, values) itself, as TinyLM does. With one, the head reads the
+    hidden states that the policy's `lm_head` reads, so the backbone is not run a second time.
+    """
+    if value_head is None:
+        output = call_model(policy, input_ids, attention_mask)
+        if not isinstance(output, tuple) or hasattr(output, "logits"):
+            raise ValueError("value_head must be given: this policy returns logits only")
+        return output[0], output[1]
+    lm_head = policy.get_output_embeddings() if hasattr(policy, "get_output_embeddings") else None
+    lm_head = lm_head if lm_head is not None else getattr(policy, "lm_head", None)
+    if lm_head is None:
+        raise ValueError(f"policy of type {type(policy).__name__} must have an lm_head, whose input the value_head reads")
+    seen = []
+    handle = lm_head.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    try:
+        logits = logits_of(call_model(policy, input_ids, attention_mask))
+    finally:
+        handle.remove()
+    return logits, value_head(seen[-1])
+
+
+def check_separate(policy, reference):
+    """Raise `ValueError` when policy and reference are one object or share a parameter's storage."""
+    owned = {p.data_ptr() for p in policy.parameters()}
+    if policy is reference or any(p.data_ptr() in owned for p in reference.parameters()):
+        raise ValueError(
+            "ref_model must not share weights with the policy, got the same storage: freezing one would freeze the "
+            "other and the KL would stay 0; use make_reference(policy)"
+        )

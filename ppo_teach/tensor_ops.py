@@ -55,6 +55,18 @@ def check_token_ids(name, ids, vocab_size=None):
         raise ValueError(f"{name} must hold token ids in {allowed}, got ids from {low} to {high}")
 
 
+def check_scores(scores, batch):
+    """Return the scores as a float [B] tensor; raise `ValueError` for another shape, NaN or infinity."""
+    if not isinstance(scores, torch.Tensor) or scores.shape != (batch,):
+        got = tuple(scores.shape) if isinstance(scores, torch.Tensor) else type(scores).__name__
+        raise ValueError(f"scores must be a tensor of shape ({batch},), one number per response, got {got}")
+    scores = scores if scores.is_floating_point() else scores.to(torch.get_default_dtype())
+    if not torch.isfinite(scores).all():
+        bad = int((~torch.isfinite(scores)).nonzero()[0])
+        raise ValueError(f"scores must be finite, got {scores[bad].item()} in row {bad}")
+    return scores
+
+
 def as_mask(mask, like):
     """Return `mask` as a bool tensor of `like`'s shape; `None` becomes all ones. Raises on another shape."""
     if mask is None:

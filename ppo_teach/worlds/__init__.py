@@ -3,9 +3,4 @@
 from .chain import ChainWorld
 from .review import ReviewWorld
 
-try:
-    from .chain import ChainWorld
-except ModuleNotFoundError:
-    ChainWorld = None
-
 __all__ = ["ChainWorld", "ReviewWorld"]

@@ -115,7 +115,7 @@ def title_of(notebook, default):
 
 
 def build_site(paths, folder=SITE):
-    """A page for each notebook, with the outputs it holds, and an index. Nothing is executed or downloaded."""
+    """A page for each notebook with the outputs it holds, and an index. Nothing is executed or downloaded."""
     folder.mkdir(parents=True, exist_ok=True)
     exporter = HTMLExporter(embed_images=True)
     entries = []

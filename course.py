@@ -137,16 +137,24 @@ def setup(*extras):
     STAMP.write_text(" ".join([fingerprint()] + sorted(extras)))
 
 
+def run(command, **env):
+    """Run a command to its end. The first Ctrl-C reaches it as well, and it is left the time to close down."""
+    process = subprocess.Popen(command, env=course_env(**env), cwd=ROOT)
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        process.wait()
+        raise
+
+
 def start(*options):
     """Open the course in JupyterLab; Ctrl-C ends it."""
     setup()
     command = [str(PYTHON), "-m", "jupyterlab", "-y", "--log-level=WARN", f"--ServerApp.root_dir={ROOT}"]
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         command.append("--allow-root")
-    first = NOTEBOOKS / "00_start_here.ipynb"
     print("Opening JupyterLab. Leave this window open while you work; Ctrl-C here ends it.", flush=True)
-    command += [*options, *([str(first)] if first.exists() else [])]
-    return subprocess.call(command, env=course_env(), cwd=ROOT)
+    return run([*command, *options, *map(str, NOTEBOOKS.glob("00_start_here.ipynb"))])
 
 
 def test_parts(notebooks, browser):
@@ -187,16 +195,14 @@ def test():
         print(f"\n---- {name}", flush=True)
         with tempfile.TemporaryDirectory() as folder:
             report = Path(folder, "report.xml")
-            command = [str(PYTHON), "-m", "pytest", "-q", f"--junitxml={report}", *options]
-            code = subprocess.call(command, env=course_env(**extra), cwd=ROOT)
+            code = run([str(PYTHON), "-m", "pytest", "-q", f"--junitxml={report}", *options], **extra)
             counts = junit_counts(report)
         if code not in ((0, 5) if name == "browser tests" else (0,)) and not counts[0]:  # 5: no test matched
             counts[3] = max(counts[3], 1)  # it stopped before it could report a failure
         totals = [a + b for a, b in zip(totals, counts)]
     if not browser:
         print("\n---- browser tests: not run, there is no chromium on the PATH")
-        if os.environ.get("CI") == "true":
-            totals[3] += 1
+        totals[3] += os.environ.get("CI") == "true"
     print("\n" + summary_line(totals, time.monotonic() - start))
     return 1 if totals[0] or totals[3] else 0
 
@@ -214,15 +220,13 @@ def choose(names):
 def notebooks(*names):
     """Execute notebooks in place and save them in the form that is committed."""
     setup()
-    command = [str(PYTHON), "tools/notebook_files.py", "execute", *choose(names)]
-    return subprocess.call(command, env=course_env(), cwd=ROOT)
+    return run([str(PYTHON), "tools/notebook_files.py", "execute", *choose(names)])
 
 
 def site():
     """Write the notebooks, with the outputs they hold, as web pages to site/."""
     setup()
-    command = [str(PYTHON), "tools/notebook_files.py", "site", *choose(())]
-    return subprocess.call(command, env=course_env(), cwd=ROOT)
+    return run([str(PYTHON), "tools/notebook_files.py", "site", *choose(())])
 
 
 VERBS = {"start": start, "test": test, "notebooks": notebooks, "site": site, "setup": setup}

@@ -2,6 +2,7 @@
 import ast
 import json
 import os
+import signal
 import subprocess
 import sys
 import tomllib
@@ -180,6 +181,29 @@ def test_jupyterlab_knows_every_setting_that_is_overridden():
         for key, value in settings.items():
             allowed = [option["const"] for option in properties[key].get("oneOf", [])] or [True, False]
             assert value in allowed and value != properties[key]["default"], (plugin, key)
+
+
+SLOW_TO_CLOSE = """
+import sys, time
+print("open", flush=True)
+try:
+    time.sleep(30)
+except KeyboardInterrupt:
+    time.sleep(1)
+    print("closed", flush=True)
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="sends the interrupt to a process group")
+def test_ctrl_c_waits_for_the_program_to_close_down():
+    program = ("import course, sys; course.VERBS['go'] = lambda *command: course.run(command);"
+               "sys.exit(course.main(['go', sys.executable, '-c', sys.argv[1]]))")
+    process = subprocess.Popen([sys.executable, "-c", program, SLOW_TO_CLOSE], stdout=subprocess.PIPE,
+                               text=True, cwd=ROOT, start_new_session=True)
+    assert process.stdout.readline() == "open\n"
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.communicate(timeout=20)[0] == "closed\n\nStopped.\n"
+    assert process.returncode == 130
 
 
 def test_parts_of_the_suite():

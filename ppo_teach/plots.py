@@ -1,0 +1,345 @@
+"""The course's static figures (layer 5): arrays in, Figure out; never a model.
+
+Each figure is its own `Figure` with an Agg canvas. pyplot is not used, so nothing stays open and no global setting
+changes. Colour and dash come from `colors.py` and mean the same in every figure; the title is the message.
+"""
+
+import textwrap
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
+
+from .colors import COLORS, DASHES, HATCHES, MARKERS, TEXT_COLORS
+
+SIZE = (6.0, 3.2)  # inches, of a figure with one panel
+FONT = 12  # points
+SCHEMATIC = "schematic, not measured"
+
+# metric of a TrainingLog -> (short name, unit, what its colour means, zero line?)
+METRICS = {
+    "mean_reward": ("reward", "score per response", "score", True),
+    "true_score": ("true score", "score per response", "score", True),
+    "kl_per_response": ("KL to the reference", "nats per response", "kl", True),
+    "mean_kl": ("KL to the reference", "nats per token", "kl", True),
+    "kl_coef": ("KL coefficient β", "reward per nat", "kl", False),
+    "policy_loss": ("policy loss", "whitened advantage", "policy", True),
+    "value_loss": ("value loss", "squared reward", "value", False),
+    "explained_variance": ("explained variance", "share of variance", "value", True),
+    "entropy": ("entropy", "nats per token", "policy", False),
+    "clip_fraction": ("clip fraction", "share of tokens", "policy", False),
+    "ratio_outside_fraction": ("ratio outside the band", "share of tokens", "policy", False),
+    "approx_kl": ("KL, old to new policy", "nats per token", "old", False),
+    "mean_ratio": ("mean ratio", "new / old", "policy", False),
+    "max_ratio": ("largest ratio", "new / old", "policy", False),
+    "grad_norm": ("gradient norm", "before the cut", "black", False),
+    "response_length": ("response length", "tokens", "black", False),
+    "stopped": ("responses that stop", "share", "black", False),
+    "num_steps": ("optimizer steps", "per update", "black", False),
+    "learning_rate": ("learning rate", "Adam's step", "black", False),
+}
+_EXTRA_DASHES = ((6, 3), (1.5, 2.5), (9, 2.5, 2, 2.5))  # second to fourth line of one panel
+
+
+def new_figure(rows=1, columns=1, size=None):
+    """A Figure (constrained layout, Agg canvas) and its axes [rows, columns], in the course's form."""
+    size = size or (SIZE if rows * columns == 1 else (3.6 * columns, 2.5 * rows))
+    figure = Figure(figsize=size, dpi=100, facecolor="white", layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(rows, columns, squeeze=False)
+    for ax in axes.flat:
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.tick_params(labelsize=FONT)
+    return figure, axes
+
+
+def _title(ax, message, width=58):
+    lines = textwrap.fill(message, width)
+    ax.set_title(lines, loc="left", fontsize=FONT, fontweight="bold")
+
+
+def _dashes(pattern, width):
+    return (0, [length / width for length in pattern]) if pattern else "-"
+
+
+def _series(name, values):
+    array = np.asarray(values, dtype=float)
+    if array.ndim != 1 or array.size == 0:
+        raise ValueError(f"{name} must be a non-empty list of numbers, got shape {array.shape}")
+    return array
+
+
+def _metric_table(metrics, names):
+    """The metrics of a TrainingLog or of a dict, checked."""
+    table = getattr(metrics, "metrics", metrics)
+    unknown = [name for name in names if name not in table]
+    if unknown:
+        raise ValueError(f"names must be among {sorted(table)}, got {unknown}")
+    return {name: _series(name, table[name]) for name in names}
+
+
+def draw_metric(ax, name, series, *, levels=None, log_scale=False):
+    """Draw one metric on given axes: a line for each entry of `series`, labelled at its end if there are several.
+
+    The first line has the colour of what it means; further ones are black, each with a dash of its own.
+    """
+    label, unit, meaning, zero = METRICS.get(name, (name, "", "black", False))
+    for place, (key, values) in enumerate(series.items()):
+        color, ink, dashes = COLORS[meaning], TEXT_COLORS[meaning], DASHES[meaning]
+        if place:
+            color, ink, dashes = COLORS["black"], TEXT_COLORS["black"], _EXTRA_DASHES[place - 1]
+        marker = MARKERS[meaning] if len(values) == 1 else ""
+        ax.plot(
+            np.arange(len(values)), values, color=color, linewidth=2, linestyle=_dashes(dashes, 2), marker=marker,
+            label=key or label,
+        )  # fmt: skip
+        if len(series) > 1:
+            ax.annotate(
+                key, (len(values) - 1, values[-1]), xytext=(6, 0), textcoords="offset points", va="center",
+                color=ink, fontsize=FONT, annotation_clip=False,
+            )  # fmt: skip
+    for text, level in (levels or {}).items():
+        ax.axhline(level, color=COLORS["black"], linewidth=1, linestyle=(0, (4, 3)))
+        ax.annotate(
+            text, (1, level), xycoords=("axes fraction", "data"), xytext=(0, 3), textcoords="offset points",
+            ha="right", fontsize=FONT - 1, color=COLORS["black"],
+        )  # fmt: skip
+    if log_scale:
+        ax.set_yscale("log")
+    elif zero:
+        ax.axhline(0, color=COLORS["black"], linewidth=0.8)
+    ax.set_ylabel(unit, fontsize=FONT)
+    ax.margins(x=0.02)
+
+
+def plot_metric(series, name, *, title, levels=None, log_scale=False, xlabel="PPO update"):
+    """One metric over the updates, for up to four runs.
+
+    Args: series, numbers [N] or a dict label -> numbers; name, the metric (for unit and colour); levels, dict
+        text -> height of a dashed guide. Returns: Figure.
+    Raises: ValueError for an empty series or more than four.
+    Taught in: notebooks/08_training_run.ipynb
+    """
+    series = series if isinstance(series, dict) else {"": series}
+    if not 1 <= len(series) <= 4:
+        raise ValueError(f"series must hold one to four lines, got {len(series)}")
+    series = {key: _series(key or name, values) for key, values in series.items()}
+    figure, axes = new_figure()
+    draw_metric(axes[0, 0], name, series, levels=levels, log_scale=log_scale)
+    axes[0, 0].set_xlabel(xlabel, fontsize=FONT)
+    _title(axes[0, 0], title)
+    return figure
+
+
+def plot_training(
+    metrics,
+    names=("mean_reward", "kl_per_response", "entropy", "explained_variance", "value_loss", "clip_fraction"),
+    *,
+    title,
+):
+    """Small multiples of a run: one panel a metric, updates along x.
+
+    Args: metrics, a TrainingLog or a dict name -> [N]; names, what to draw, in order. Returns: Figure.
+    Raises: ValueError naming the metrics that are not there.
+    Taught in: notebooks/08_training_run.ipynb
+    """
+    table = _metric_table(metrics, names)
+    columns = min(3, len(names))
+    rows = -(-len(names) // columns)
+    figure, axes = new_figure(rows, columns)
+    for ax, (name, values) in zip(axes.flat, table.items()):
+        draw_metric(ax, name, {"": values})
+        _title(ax, METRICS.get(name, (name,))[0], width=30)
+    for ax in axes.flat[len(table) :]:
+        ax.set_visible(False)
+    for ax in axes.flat[max(0, len(table) - columns) : len(table)]:
+        ax.set_xlabel("PPO update", fontsize=FONT)
+    figure.suptitle(textwrap.fill(title, 32 * columns), fontsize=FONT + 1, fontweight="bold", x=0.01, ha="left")
+    return figure
+
+
+def plot_run(metrics, samples, *, title):
+    """Reward and KL of a run above reviews that it wrote on the way.
+
+    Args: metrics, a TrainingLog or a dict with mean_reward and kl_per_response; samples, list of dicts with update,
+        prompt, response, score (as in `TrainingLog.samples`). Returns: Figure.
+    """
+    table = _metric_table(metrics, ("mean_reward", "kl_per_response"))
+    figure, axes = new_figure(1, 2, (9.0, 3.1 + 0.32 * len(samples)))
+    foot = (0.45 + 0.3 * len(samples)) / figure.get_figheight()
+    figure.get_layout_engine().set(rect=(0, foot, 1, 1 - foot), w_pad=0.08)
+    for ax, (name, values) in zip(axes[0], table.items()):
+        draw_metric(ax, name, {"": values})
+        ax.set_xlabel("PPO update", fontsize=FONT)
+        _title(ax, METRICS[name][0], width=30)
+        for sample in samples:  # where on the curve the reviews below were written
+            ax.plot(sample["update"], values[sample["update"]], "o", color=COLORS["black"], markersize=6)
+    for row, sample in enumerate(samples):
+        height = foot * (1 - (row + 0.9) / (len(samples) + 0.6))
+        words = textwrap.shorten(f"{sample['prompt']} {sample['response']}", 78, placeholder=" …")
+        where = dict(fontsize=FONT - 1, va="bottom")
+        figure.text(0.02, height, f"update {sample['update']}", fontweight="bold", **where)
+        figure.text(0.125, height, words, **where)
+        score = f"{sample['score']:+.1f}".replace("-", "\N{MINUS SIGN}")
+        figure.text(0.985, height, score, ha="right", color=TEXT_COLORS["score"], fontweight="bold", **where)
+    figure.suptitle(title, fontsize=FONT + 2, fontweight="bold", x=0.01, ha="left")
+    return figure
+
+
+def schematic_curves(num_steps=20):
+    """The handbook chapter's illustration of a training run: formulas plus noise, measured nowhere.
+
+    policy_loss = 0.05 + 0.18 e^(-s/30) + 0.04 sin(1.3 s) + 0.02 n      mean_kl = 0.12 (1 - e^(-s/6)) + 0.005 n, >= 0
+    value_loss = 0.04 + 0.55 e^(-s/8) + 0.01 n, >= 0.03                 mean_ratio = 1 + 0.015 sin(0.8 s) + 0.008 n
+
+    with n standard normal. Returns: dict name -> [num_steps].
+    """
+    noise = np.random.RandomState(42)  # the chapter's seed, in a generator of its own
+    step = np.arange(num_steps)
+    curves = {
+        "policy_loss": 0.05 + 0.18 * np.exp(-step / 30) + 0.04 * np.sin(1.3 * step) + 0.02 * noise.randn(num_steps),
+        "value_loss": np.maximum(0.04 + 0.55 * np.exp(-step / 8) + 0.01 * noise.randn(num_steps), 0.03),
+        "mean_kl": np.maximum(0.12 * -np.expm1(-step / 6) + 0.005 * noise.randn(num_steps), 0.0),
+        "mean_ratio": 1 + 0.015 * np.sin(0.8 * step) + 0.008 * noise.randn(num_steps),
+    }
+    return curves
+
+
+def _draw_schematic(ax, name, values):
+    """The same line as a measured one, on hatched ground, so that no one takes it for data."""
+    draw_metric(ax, name, {"": values})
+    ax.set_facecolor("#F4F4F4")
+    ax.patch.set(hatch="//", edgecolor="#DDDDDD")
+    low, high = ax.get_ylim()
+    ax.set_ylim(low, high + 0.22 * (high - low))  # room for the words
+    ax.text(
+        0.98, 0.97, SCHEMATIC, transform=ax.transAxes, ha="right", va="top", fontsize=FONT - 1, style="italic",
+        bbox=dict(facecolor="white", edgecolor="none", pad=2),
+    )  # fmt: skip
+
+
+def plot_schematic(num_steps=20):
+    """The chapter's four schematic curves, labelled as such inside each panel. Returns: Figure."""
+    figure, axes = new_figure(2, 2, (9.0, 5.4))
+    for ax, (name, values) in zip(axes.flat, schematic_curves(num_steps).items()):
+        _draw_schematic(ax, name, values)
+        _title(ax, METRICS[name][0], width=30)
+    for ax in axes[1]:
+        ax.set_xlabel("step", fontsize=FONT)
+    figure.suptitle("How the chapter imagines a run", fontsize=FONT + 1, fontweight="bold", x=0.01, ha="left")
+    return figure
+
+
+def plot_compare(metrics, names=("policy_loss", "value_loss", "mean_kl", "mean_ratio"), *, title, num_steps=20):
+    """The chapter's schematic curve (left) beside the measured one (right), a row for each metric.
+
+    Args: metrics, a TrainingLog or a dict name -> [N], measured; names, among those of `schematic_curves`.
+    Returns: Figure. Raises: ValueError for a name without a schematic or a measured curve.
+    Taught in: notebooks/08_training_run.ipynb
+    """
+    measured, schematic = _metric_table(metrics, names), _metric_table(schematic_curves(num_steps), names)
+    size = (7.2, 3.2) if len(names) == 1 else (9.0, 2.2 * len(names) + 0.7)
+    figure, axes = new_figure(len(names), 2, size)
+    for row, name in zip(axes, names):
+        _draw_schematic(row[0], name, schematic[name])
+        draw_metric(row[1], name, {"": measured[name]})
+        for ax, kind in zip(row, ("schematic", "measured")):
+            _title(ax, f"{METRICS[name][0]}, {kind}", width=40)
+    axes[-1, 0].set_xlabel("step", fontsize=FONT)
+    axes[-1, 1].set_xlabel("PPO update", fontsize=FONT)
+    figure.suptitle(textwrap.fill(title, 70), fontsize=FONT + 1, fontweight="bold", x=0.01, ha="left")
+    return figure
+
+
+def plot_token_strip(tokens, values, meaning, *, title, ylabel, mask=None):
+    """One bar a token, with the token written under it.
+
+    Args: tokens, T texts; values [T]; meaning, a key of COLORS ("advantage" bars are hatched + and -); mask [T],
+        1 = real token: what is padded is not drawn. Returns: Figure. Raises: ValueError when the lengths differ.
+    """
+    values = _series("values", values)
+    if len(tokens) != len(values):
+        raise ValueError(f"tokens must be {len(values)} texts, one for each value, got {len(tokens)}")
+    if meaning not in COLORS:
+        raise ValueError(f"meaning must be one of {sorted(COLORS)}, got {meaning!r}")
+    real = np.ones(len(values), dtype=bool) if mask is None else np.asarray(mask).astype(bool)
+    tokens, values = [str(token) for token, keep in zip(tokens, real) if keep], values[real]
+    figure, axes = new_figure(size=(max(SIZE[0], 0.75 * len(tokens) + 1), SIZE[1]))
+    ax, hatch = axes[0, 0], HATCHES[meaning]
+    for place, value in enumerate(values):
+        own = ("++" if value >= 0 else "--") if hatch == "sign" else 2 * hatch
+        ax.bar(place, value, 0.7, color=COLORS[meaning], hatch=own, edgecolor="white", linewidth=0)
+        words = f"{value + 0.0:.2f}".replace("-", "\N{MINUS SIGN}")
+        up = value >= 0
+        ax.annotate(
+            words, (place, value), xytext=(0, 3 if up else -3), textcoords="offset points", ha="center",
+            va="bottom" if up else "top", fontsize=FONT - 2,
+        )  # fmt: skip
+    ax.axhline(0, color=COLORS["black"], linewidth=0.8)
+    ax.set_xticks(np.arange(len(tokens)), tokens, rotation=35, ha="right", rotation_mode="anchor", fontsize=FONT)
+    ax.set_ylabel(ylabel, fontsize=FONT)
+    ax.margins(y=0.18)
+    _title(ax, title, width=int(9.5 * figure.get_figwidth()))
+    return figure
+
+
+# stage number of train.py -> (name, what happens, tensors that come out, what its colour means)
+STAGES = {
+    1: ("sample", "the policy answers\nthe prompts [B, P]", "response_ids [B, T]\nlog_probs_old [B, T]\nvalues_old [B, T]", "old"),
+    2: ("score + KL", "the reward reads the text,\nthe reference rereads it", "scores [B]\nlog_probs_ref [B, T]\nkl [B, T]", "score"),
+    3: ("shaped rewards", "each token pays for its KL,\nthe last gets the score", "shaped_rewards [B, T]", "kl"),
+    4: ("advantages", "better or worse than\nthe critic expected?", "advantages [B, T]\nreturns [B, T]", "advantage"),
+    5: ("ratio and losses", "new policy against old,\ncritic against returns", "ratio [B, T]\nclipped loss: a number", "policy"),
+    6: ("step", "gradient, then Adam", "new weights", "policy"),
+    7: ("log", "what was measured", "one row of numbers", "black"),
+}  # fmt: skip
+
+
+def _draw_stage(ax, number, x, y, width, height):
+    name, happens, tensors, meaning = STAGES[number]
+    edge = dict(edgecolor=COLORS[meaning], linewidth=2.2, linestyle=_dashes(DASHES[meaning], 2.2))
+    shape = dict(boxstyle="round,pad=0,rounding_size=1", facecolor="white")
+    ax.add_patch(FancyBboxPatch((x, y), width, height, **shape, **edge))
+    top, where = y + height, dict(ha="left", va="top")
+    ax.text(x + 1, top - 1.2, f"{number}  {name}", fontsize=FONT + 1, fontweight="bold", **where)
+    ax.text(x + 1, top - 4.8, happens, fontsize=FONT - 0.5, linespacing=1.3, **where)
+    ax.text(x + 1, y + 0.8, tensors, fontsize=FONT - 1.5, family="monospace", linespacing=1.4, ha="left", va="bottom")
+
+
+def plot_loop():
+    """The whole training loop in one picture: stages 1 to 7 as numbered in `train.py`, with tensor shapes.
+
+    B responses in a batch, P prompt tokens, T response tokens. Returns: Figure.
+    Taught in: notebooks/00_start_here.ipynb
+    """
+    figure, axes = new_figure(size=(11.0, 5.4))
+    ax = axes[0, 0]
+    ax.set(xlim=(0, 100), ylim=(0, 49))
+    ax.axis("off")
+    width, height, top, bottom = 21.5, 16.5, 28.5, 4.0
+    column = (1.2, 26.9, 52.6, 77.3)
+    places = {n: (column[n - 1], top) for n in (1, 2, 3, 4)} | {5: (column[3], bottom), 6: (column[2], bottom)}
+    places[7] = (column[1], bottom)
+
+    def arrow(start, end, curve=0.0, color=COLORS["black"]):
+        style = dict(arrowstyle="-|>", mutation_scale=18, linewidth=2, color=color, shrinkA=0, shrinkB=0)
+        ax.add_patch(FancyArrowPatch(start, end, connectionstyle=f"arc3,rad={curve}", **style))
+
+    ground = dict(facecolor="#F4F4F4", edgecolor=COLORS["reference"], linestyle=(0, (4, 3)), linewidth=1.2)
+    ax.add_patch(FancyBboxPatch((0, top - 1.4), 100, height + 2.8, boxstyle="round,pad=0,rounding_size=1.5", **ground))
+    note = dict(ha="center", fontsize=FONT - 0.5)
+    ax.text(50, 47.3, "one rollout, frozen: nothing in here carries a gradient", color=TEXT_COLORS["reference"], **note)
+    for number, (x, y) in places.items():
+        _draw_stage(ax, number, x, y, width, height)
+    for number in (1, 2, 3):
+        arrow((column[number - 1] + width, top + height / 2), (column[number], top + height / 2))
+    arrow((column[3] + width / 2, top), (column[3] + width / 2, bottom + height))
+    arrow((column[3], bottom + height / 2), (column[2] + width, bottom + height / 2))
+    arrow((column[2], bottom + height / 2), (column[1] + width, bottom + height / 2))
+    arrow((column[2] + 12, bottom), (column[3] + 8, bottom), curve=0.28, color=COLORS["policy"])
+    ax.text(75.6, 0.4, "K epochs × minibatches", color=TEXT_COLORS["policy"], va="center",
+            bbox=dict(facecolor="white", edgecolor="none", pad=1.5), **note)  # fmt: skip
+    arrow((column[1], bottom + height / 2), (column[0] + 10, top), curve=-0.3)
+    ax.text(11, 12, "next update:\nsample again, with\nthe new policy", va="top", **note)
+    return figure

@@ -1,0 +1,137 @@
+"""A JupyterLab of its own in a temporary folder, driven with Playwright: what the browser tests and benchmarks share.
+
+    with Lab() as lab, browser_page() as page:
+        lab.open(page, {"demo.ipynb": ["1 + 1"]}, "demo.ipynb")
+        lab.run_all(page)
+"""
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+
+REPO = Path(__file__).resolve().parents[2]
+FLAGS = ("--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking "
+         "--disable-component-update --disable-sync").split()
+CHROMIUM = next((p for name in ("chromium", "chromium-browser", "google-chrome") if (p := shutil.which(name))), None)
+
+
+def notebook(cells) -> dict:
+    """A notebook of code cells; a cell that starts with "#md " is markdown."""
+    made = [{"cell_type": "markdown", "id": f"c{i}", "metadata": {}, "source": source[4:]} if source.startswith("#md ") else
+            {"cell_type": "code", "id": f"c{i}", "metadata": {}, "execution_count": None, "outputs": [], "source": source}
+            for i, source in enumerate(cells)]
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    return {"cells": made, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
+
+
+@contextlib.contextmanager
+def browser_page(width=1200, height=1000, scale=1.0, **options):
+    """A page of a headless Chromium. Its console errors are kept in `page.problems`."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        page = browser.new_page(viewport={"width": width, "height": height}, device_scale_factor=scale, **options)
+        page.problems = []
+        page.on("pageerror", lambda error: page.problems.append(str(error)))
+        try:
+            yield page
+        finally:
+            browser.close()
+
+
+class Lab:
+    """JupyterLab on the loopback address with a free port and a token of its own; everything it writes is temporary."""
+
+    def __init__(self, subshells: bool = True, env: dict | None = None):
+        self.folder = Path(tempfile.mkdtemp(prefix="lab-"))
+        self.token = secrets.token_hex(16)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        settings = {"@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False}}
+        if not subshells:
+            settings["@jupyterlab/apputils-extension:kernels-settings"] = {"commsOverSubshells": "disabled"}
+        config = self.folder / "config" / "labconfig"
+        config.mkdir(parents=True)
+        (config / "default_setting_overrides.json").write_text(json.dumps(settings))
+        self.env = {**os.environ, "OMP_NUM_THREADS": "1", "JUPYTER_CONFIG_PATH": str(self.folder / "config"),
+                    "PYTHONPATH": os.pathsep.join([str(REPO), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
+                    **{f"JUPYTER_{kind}_DIR": str(self.folder / kind.lower()) for kind in ("CONFIG", "DATA", "RUNTIME")},
+                    "IPYTHONDIR": str(self.folder / "ipython"), **(env or {})}
+        self.env.pop("MPLBACKEND", None)
+
+    def __enter__(self):
+        work = self.folder / "work"
+        work.mkdir()
+        self.log = open(self.folder / "lab.log", "w")
+        command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--ip=127.0.0.1", f"--port={self.port}",
+                   f"--IdentityProvider.token={self.token}", "--ServerApp.port_retries=0", "--allow-root",
+                   "--LabApp.expose_app_in_browser=True", f"--ServerApp.root_dir={work}", "--LabApp.news_url=None"]
+        self.server = subprocess.Popen(command, env=self.env, cwd=work, stdout=self.log, stderr=subprocess.STDOUT)
+        for _ in range(300):
+            if self.server.poll() is not None:
+                break
+            with contextlib.suppress(OSError):
+                urllib.request.urlopen(f"{self.url}/api?token={self.token}", timeout=2).read()
+                return self
+            time.sleep(0.1)
+        self.__exit__()
+        raise RuntimeError(f"JupyterLab did not start:\n{(self.folder / 'lab.log').read_text()[-2000:]}")
+
+    def __exit__(self, *_):
+        self.server.terminate()
+        try:
+            self.server.wait(10)
+        except subprocess.TimeoutExpired:
+            self.server.kill()
+            self.server.wait()
+        self.log.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def write(self, name, cells):
+        """Put a notebook of these code cells (or a ready notebook dict) into the folder."""
+        made = cells if isinstance(cells, dict) else notebook(cells)
+        (self.folder / "work" / name).write_text(json.dumps(made), encoding="utf-8")
+
+    def open(self, page, name, cells=None, timeout=60):
+        """Open a notebook and wait until its kernel is idle."""
+        if cells is not None:
+            self.write(name, cells)
+        page.goto(f"{self.url}/lab/tree/{name}?reset&token={self.token}")
+        page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=timeout * 1000)
+        self.wait(page, "document.querySelector('.jp-Notebook-ExecutionIndicator')?.dataset.status === 'idle'", timeout)
+        time.sleep(2)  # commands sent earlier are lost now and then
+
+    def command(self, page, name):
+        """Start a Lab command; its promise is not awaited, it may outlive the cell."""
+        page.evaluate("name => { window.jupyterapp.commands.execute(name); }", name)
+
+    def run_all(self, page, timeout=120):
+        """Run all cells and wait until every code cell has a number and none is running."""
+        self.command(page, "notebook:run-all-cells")
+        self.wait_done(page, timeout)
+
+    def wait_done(self, page, timeout=120):
+        done = """[...document.querySelectorAll('.jp-Notebook .jp-CodeCell .jp-InputPrompt')]
+                  .every(p => /\\[\\d+\\]/.test(p.textContent))"""
+        self.wait(page, done, timeout)
+
+    @staticmethod
+    def wait(page, expression, timeout=60):
+        page.wait_for_function(f"() => {{ return {expression}; }}", timeout=timeout * 1000)
+
+    def kernels(self) -> list:
+        """The running kernels as the server sees them (execution_state "dead" or "restarting" after a crash)."""
+        with urllib.request.urlopen(f"{self.url}/api/kernels?token={self.token}", timeout=10) as answer:
+            return json.load(answer)

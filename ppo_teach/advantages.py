@@ -13,11 +13,12 @@ def _prepare(rewards, values, mask, last_value, gamma):
     """Check shapes, zero the padding, and return everything time-major ([T, B]) in one floating dtype."""
     check_number("gamma", gamma, low=0.0, high=1.0)
     check_same_shape(rewards=rewards, values=values)
-    if rewards.dim() != 2:
-        raise ValueError(f"rewards must have shape [B, T], got {tuple(rewards.shape)}")
+    if rewards.dim() != 2 or rewards.shape[1] == 0:
+        raise ValueError(f"rewards must have shape [B, T] with T >= 1, got {tuple(rewards.shape)}")
     mask = as_mask(mask, rewards)
     dtype = rewards.dtype if values is None else torch.promote_types(rewards.dtype, values.dtype)
     dtype = dtype if dtype.is_floating_point else torch.get_default_dtype()
+    dtype = torch.promote_types(dtype, torch.float32)  # a recursion in half precision would lose the small terms
     rewards = hide_padding(mask, rewards.to(dtype))
     values = torch.zeros_like(rewards) if values is None else hide_padding(mask, values.to(dtype))
     if last_value is None:

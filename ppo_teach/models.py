@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .tensor_ops import check_number, check_token_ids, position_ids, single_thread
+from .tensor_ops import check_number, check_prompt_mask, check_token_ids, dropout_off, position_ids, single_thread
 
 
 def causal_mask(length, attention_mask=None, device=None):
@@ -129,10 +129,11 @@ class TinyLM(nn.Module):
         if critic not in ("shared", "separate"):
             raise ValueError(f"critic must be 'shared' or 'separate', got {critic!r}")
         self.vocab_size, self.max_length = vocab_size, max_length
-        self.trunk = Trunk(vocab_size, d_model, num_layers, num_heads, max_length)
-        self.lm_head = nn.Linear(d_model, vocab_size)
-        self.critic = Trunk(vocab_size, d_model, num_layers, num_heads, max_length) if critic == "separate" else None
-        self.value_head = nn.Linear(d_model, 1)
+        with seeded(seed):  # PyTorch's own initialisation would draw from the global generator
+            self.trunk = Trunk(vocab_size, d_model, num_layers, num_heads, max_length)
+            self.lm_head = nn.Linear(d_model, vocab_size)
+            self.critic = copy.deepcopy(self.trunk) if critic == "separate" else None
+            self.value_head = nn.Linear(d_model, 1)
         self._initialise(torch.Generator().manual_seed(seed), num_layers)
 
     @torch.no_grad()
@@ -190,16 +191,17 @@ class TinyLM(nn.Module):
         head_size = self.lm_head.in_features // block.num_heads
         new_cache = lambda: torch.empty(B, block.num_heads, P + T, head_size, dtype=self.lm_head.weight.dtype)
         caches = [(new_cache(), new_cache()) for _ in self.trunk.blocks]
-        padded = attention_mask is not None and not bool((attention_mask != 0).all())
+        real = check_prompt_mask(attention_mask, prompt_ids)
+        padded = not bool(real.all())
         if padded:
-            real = torch.cat([attention_mask != 0, torch.ones(B, T, dtype=torch.bool)], dim=1)
+            real = torch.cat([real, torch.ones(B, T, dtype=torch.bool)], dim=1)
             where, may_read = position_ids(real), causal_mask(P + T, real).unsqueeze(1)
         fill = pad_id if pad_id is not None else eos_id
         response = torch.full((B, T), fill if fill is not None else 0, dtype=torch.long)
         log_probs = torch.zeros(B, T, dtype=self.lm_head.weight.dtype)
         running = torch.ones(B, dtype=torch.bool)
         ids, start = prompt_ids, 0
-        with single_thread():
+        with dropout_off(self), single_thread():
             for t in range(T):
                 end = start + ids.shape[1]
                 extra = (where[:, start:end], may_read[:, :, start:end, :end]) if padded else (None, None)
@@ -365,7 +367,7 @@ def call_model(model, input_ids, attention_mask=None):
     if "attention_mask" not in takes:
         raise ValueError(f"prompts are padded, but {type(model).__name__}.forward takes no attention_mask")
     extra = {"position_ids": position_ids(attention_mask)} if "position_ids" in takes else {}
-    return model(input_ids, attention_mask=attention_mask, **extra)
+    return model(input_ids, attention_mask=attention_mask.long(), **extra)
 
 
 def logits_and_values(policy, input_ids, value_head=None, attention_mask=None):
@@ -379,12 +381,8 @@ def logits_and_values(policy, input_ids, value_head=None, attention_mask=None):
         if not isinstance(output, tuple) or hasattr(output, "logits"):
             raise ValueError("value_head must be given: this policy returns logits only")
         return output[0], output[1]
-    lm_head = policy.get_output_embeddings() if hasattr(policy, "get_output_embeddings") else None
-    lm_head = lm_head if lm_head is not None else getattr(policy, "lm_head", None)
-    if lm_head is None:
-        raise ValueError(f"policy of type {type(policy).__name__} must have an lm_head, whose input the value_head reads")
     seen = []
-    handle = lm_head.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    handle = _lm_head(policy).register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
     try:
         logits = logits_of(call_model(policy, input_ids, attention_mask))
     finally:
@@ -392,10 +390,29 @@ def logits_and_values(policy, input_ids, value_head=None, attention_mask=None):
     return logits, value_head(seen[-1])
 
 
+def _lm_head(policy):
+    found = policy.get_output_embeddings() if hasattr(policy, "get_output_embeddings") else None
+    found = found if found is not None else getattr(policy, "lm_head", None)
+    if found is None:
+        raise ValueError(f"policy of type {type(policy).__name__} must have an lm_head, whose input the value_head reads")
+    return found
+
+
+def new_value_head(policy, prompt_ids):
+    """A value head at 0 for a policy that returns logits only; None for one that returns (logits, values) itself."""
+    with torch.no_grad(), dropout_off(policy):
+        output = call_model(policy, prompt_ids)
+    if isinstance(output, tuple) and not hasattr(output, "logits"):
+        return None
+    weight = _lm_head(policy).weight  # [V, D]
+    with seeded(0):
+        return MockValueHead(weight.shape[1]).to(weight)
+
+
 def check_separate(policy, reference):
     """Raise `ValueError` when policy and reference are one object or share a parameter's storage."""
-    owned = {p.data_ptr() for p in policy.parameters()}
-    if policy is reference or any(p.data_ptr() in owned for p in reference.parameters()):
+    storages = lambda model: {p.untyped_storage().data_ptr() for p in model.parameters() if p.numel()}
+    if policy is reference or storages(policy) & storages(reference):
         raise ValueError(
             "ref_model must not share weights with the policy, got the same storage: freezing one would freeze the "
             "other and the KL would stay 0; use make_reference(policy)"

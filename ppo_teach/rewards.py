@@ -7,6 +7,7 @@ from .tensor_ops import (
     check_number,
     check_same_shape,
     check_scores,
+    check_token_id,
     check_token_ids,
     hide_padding,
     kl_from_log_ratio,
@@ -90,6 +91,7 @@ def missing_eos_penalty(scores, response_ids, eos_id, penalty):
     """
     check_number("penalty", penalty, low=0.0)
     check_token_ids("response_ids", response_ids)
+    check_token_id("eos_id", eos_id)
     scores = check_scores(scores, response_ids.shape[0])
     stopped = (response_ids == eos_id).any(dim=1)
     return torch.where(stopped, scores, scores - penalty)

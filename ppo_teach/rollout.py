@@ -4,8 +4,10 @@ from dataclasses import dataclass, fields
 
 import torch
 
-from .models import call_model, check_sampling, logits_and_values, logits_of, sample_tokens
+from .models import TinyLM, call_model, check_sampling, logits_and_values, logits_of, sample_tokens
 from .tensor_ops import (
+    as_mask,
+    check_prompt_mask,
     check_scores,
     check_token_ids,
     dropout_off,
@@ -72,7 +74,7 @@ def generate(
     """
     options = dict(eos_id=eos_id, pad_id=pad_id, temperature=temperature, top_k=top_k)
     options.update(attention_mask=attention_mask, generator=generator, return_log_probs=return_log_probs)
-    if hasattr(policy, "trunk"):  # a TinyLM
+    if isinstance(policy, TinyLM):
         return policy.generate(prompt_ids, max_new_tokens, **options)
     return _generate_without_cache(policy, prompt_ids, max_new_tokens, **options)
 
@@ -92,7 +94,7 @@ def _generate_without_cache(
         )
     fill = pad_id if pad_id is not None else (eos_id if eos_id is not None else 0)
     ids = prompt_ids
-    real = torch.ones_like(prompt_ids) if attention_mask is None else (attention_mask != 0).long()
+    real = check_prompt_mask(attention_mask, prompt_ids)
     running = torch.ones(len(ids), dtype=torch.bool)
     response = torch.full((len(ids), max_new_tokens), fill)
     log_probs = torch.zeros(len(ids), max_new_tokens)
@@ -133,14 +135,14 @@ def freeze_rollout(
         )
     scores = check_scores(scores, len(response_ids))
     length = response_ids.shape[1]
-    mask = torch.ones_like(response_ids, dtype=torch.bool) if mask is None else mask != 0
-    prompt_mask = torch.ones_like(prompt_ids, dtype=torch.bool) if prompt_mask is None else prompt_mask != 0
+    mask, prompt_mask = as_mask(mask, response_ids), check_prompt_mask(prompt_mask, prompt_ids)
     input_ids = torch.cat([prompt_ids, response_ids], dim=1)
     attention_mask = torch.cat([prompt_mask, torch.ones_like(mask)], dim=1)
     with dropout_off(policy, reference, value_head):
         logits, values = logits_and_values(policy, input_ids, value_head, attention_mask)
         logits_ref = logits_of(call_model(reference, input_ids, attention_mask))
-    last_index = prompt_ids.shape[1] - 1 + mask.sum(1, keepdim=True)  # the position of the last real token
+    count = torch.arange(1, length + 1) * mask  # tokens up to each real one
+    last_index = prompt_ids.shape[1] - 1 + count.amax(1, keepdim=True)  # the position of the last real token
     return Rollout(
         prompt_ids=prompt_ids,
         response_ids=response_ids,

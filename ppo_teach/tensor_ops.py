@@ -10,6 +10,8 @@ from contextlib import contextmanager
 import torch
 import torch.nn.functional as F
 
+HALF = (torch.float16, torch.bfloat16)
+
 
 def check_same_shape(**tensors):
     """Raise `ValueError` naming both shapes unless all given tensors (None is skipped) have the same shape.
@@ -55,6 +57,24 @@ def check_token_ids(name, ids, vocab_size=None):
         raise ValueError(f"{name} must hold token ids in {allowed}, got ids from {low} to {high}")
 
 
+def check_token_id(name, value):
+    """Raise `ValueError` unless `value` is one token id, an integer >= 0."""
+    if isinstance(value, bool) or not hasattr(value, "__index__") or int(value) < 0:
+        raise ValueError(f"{name} must be a token id, an integer >= 0, got {value!r}")
+
+
+def check_prompt_mask(mask, prompt_ids):
+    """Return the prompt's mask as bool [B, P]; raise `ValueError` for another shape or padding behind a prompt.
+
+    The response follows the last column, so that column must hold a real token in every row.
+    """
+    mask = as_mask(mask, prompt_ids)
+    if not mask[:, -1].all():
+        bad = int((~mask[:, -1]).nonzero()[0])
+        raise ValueError(f"prompts must not be empty or padded on the right, got padding at the end of row {bad}")
+    return mask
+
+
 def check_scores(scores, batch):
     """Return the scores as a float [B] tensor; raise `ValueError` for another shape, NaN or infinity."""
     if not isinstance(scores, torch.Tensor) or scores.shape != (batch,):
@@ -69,6 +89,8 @@ def check_scores(scores, batch):
 
 def as_mask(mask, like):
     """Return `mask` as a bool tensor of `like`'s shape; `None` becomes all ones. Raises on another shape."""
+    if not isinstance(like, torch.Tensor):
+        raise ValueError(f"the data must be a torch.Tensor, got {type(like).__name__}")
     if mask is None:
         return torch.ones_like(like, dtype=torch.bool)
     if not isinstance(mask, torch.Tensor):
@@ -105,9 +127,8 @@ def masked_mean(x, mask=None, dim=None):
     mask = as_mask(mask, x)
     x = x if x.is_floating_point() else x.to(torch.get_default_dtype())
     kept = hide_padding(mask, x)
-    if dim is None:
-        return kept.sum() / mask.sum().clamp(min=1)
-    return kept.sum(dim) / mask.sum(dim).clamp(min=1)
+    wide = torch.float32 if x.dtype in HALF else x.dtype  # a float16 sum of 70,000 ones is infinite
+    return (kept.sum(dim, dtype=wide) / mask.sum(dim).clamp(min=1)).to(x.dtype)
 
 
 def masked_whiten(x, mask=None, keep_mean=False, eps=1e-8):
@@ -141,9 +162,11 @@ def response_mask(response_ids, eos_id, pad_id=None):
     real, except a tail of `pad_id` (when pad_id differs from eos_id). Correct when pad_id == eos_id.
 
     Args: response_ids [B, T] integers. Returns: bool [B, T], 1 = real token.
+    Raises: ValueError for ids that are not integers [B, T] or an eos_id that is no token id.
     Taught in: notebooks/01_language_model_as_policy.ipynb
     """
     check_token_ids("response_ids", response_ids)
+    check_token_id("eos_id", eos_id)
     is_eos = response_ids == eos_id
     seen_before = is_eos.long().cumsum(1) - is_eos.long()  # how many EOS stand strictly before this position
     mask = seen_before == 0
@@ -170,8 +193,9 @@ def response_log_probs(logits, response_ids, temperature=1.0):
     Taught in: notebooks/01_language_model_as_policy.ipynb
     """
     check_number("temperature", temperature, low=0.0, low_open=True)
-    if logits.dim() != 3:
-        raise ValueError(f"logits must have shape [B, P+T, V], got {tuple(logits.shape)}")
+    if not isinstance(logits, torch.Tensor) or logits.dim() != 3:
+        got = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
+        raise ValueError(f"logits must have shape [B, P+T, V], got {got}")
     check_token_ids("response_ids", response_ids, vocab_size=logits.shape[-1])
     batch, length = response_ids.shape
     if logits.shape[0] != batch or logits.shape[1] <= length:
@@ -180,10 +204,10 @@ def response_log_probs(logits, response_ids, temperature=1.0):
             "sizes must agree and at least one prompt token must stand before the response"
         )
     predicting = logits[:, -length - 1 : -1]
-    if predicting.dtype in (torch.float16, torch.bfloat16):
+    if predicting.dtype in HALF:
         predicting = predicting.float()
     log_probs = F.log_softmax(predicting / temperature if temperature != 1.0 else predicting, dim=-1)
-    return log_probs.gather(-1, response_ids.unsqueeze(-1)).squeeze(-1)
+    return log_probs.gather(-1, response_ids.long().unsqueeze(-1)).squeeze(-1)
 
 
 def response_values(values, response_length):
@@ -213,7 +237,7 @@ def entropy(logits):
     Args: logits [..., V]. Returns: [...].
     Taught in: notebooks/01_language_model_as_policy.ipynb
     """
-    log_p = F.log_softmax(logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits, dim=-1)
+    log_p = F.log_softmax(logits.float() if logits.dtype in HALF else logits, dim=-1)
     # p * log p at p = 0 is 0 * -inf = NaN for a computer; the limit is 0
     return -(log_p.exp() * log_p.masked_fill(log_p == -math.inf, 0.0)).sum(-1)
 

@@ -63,7 +63,7 @@ def value_loss(values, returns, mask=None, values_old=None, value_clip_epsilon=N
         if values_old is None:
             raise ValueError("values_old must be given when value_clip_epsilon is: it is the centre of the band")
         values_old = hide_padding(mask, values_old.detach())
-        near = torch.maximum(torch.minimum(values, values_old + value_clip_epsilon), values_old - value_clip_epsilon)
+        near = values.clamp(values_old - value_clip_epsilon, values_old + value_clip_epsilon)
         squared_error = torch.max(squared_error, (near - returns) ** 2)
     return masked_mean(squared_error, mask)
 

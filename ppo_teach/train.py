@@ -3,6 +3,7 @@
 1 sample   2 score   3 shaped rewards   4 advantages   5 ratio and losses   6 step   7 log
 """
 
+import copy
 import csv
 import json
 import math
@@ -23,7 +24,7 @@ from .losses import (
     ratio_outside_fraction,
     value_loss,
 )
-from .models import check_separate, logits_and_values, make_reference
+from .models import check_separate, logits_and_values, make_reference, new_value_head
 from .rewards import AdaptiveKLController, missing_eos_penalty, shape_rewards
 from .rollout import collect_rollout, freeze_rollout
 from .tensor_ops import (
@@ -108,7 +109,7 @@ def ppo_epochs(policy, value_head, optimizer, rollout, advantages, returns, conf
     for epoch in range(config.num_epochs):
         order = torch.randperm(len(rollout), generator=generator)
         for index in order.tensor_split(config.num_minibatches):
-            with dropout_off(policy, value_head):
+            with torch.enable_grad(), dropout_off(policy, value_head):  # a step trains, also under an outer no_grad
                 batch = rollout.rows(index)
                 loss, metrics = minibatch_loss(policy, value_head, batch, advantages[index], returns[index], config)
             if not math.isfinite(loss.item()):
@@ -119,12 +120,14 @@ def ppo_epochs(policy, value_head, optimizer, rollout, advantages, returns, conf
             loss.backward()
             if critic_only:
                 for name, parameter in policy.named_parameters():
-                    if not name.startswith(("value_head", "critic")):
+                    if not name.startswith(("value_head", "critic", "values")):
                         parameter.grad = None
             limit = math.inf if config.max_grad_norm is None else config.max_grad_norm
-            norm = torch.nn.utils.clip_grad_norm_(parameters, limit)
+            norm = torch.nn.utils.clip_grad_norm_(parameters, limit).item()
+            if not math.isfinite(norm):  # before the step: one NaN would reach every parameter
+                raise FloatingPointError(f"the gradient's norm became {norm}: lower learning_rate or clip_epsilon")
             optimizer.step()
-            yield metrics | {"grad_norm": norm.item(), "epoch": epoch}
+            yield metrics | {"grad_norm": norm, "epoch": epoch}
 
 
 def ppo_update(policy, value_head, optimizer, rollout, config, *, kl_coef=None, eos_id=None, generator=None,
@@ -194,9 +197,10 @@ def run_ppo_training_step(
         with torch.no_grad(), dropout_off(reward_model if reward_is_module else None):
             scores = reward_model(torch.cat([prompts, responses], dim=1))
             scores = scores.logits if hasattr(scores, "logits") else scores
+            scores = scores.squeeze(-1) if getattr(scores, "ndim", 0) == 2 else scores  # a Hugging Face head gives [B, 1]
         rollout = freeze_rollout(
-            policy, ref_policy, prompts, responses, scores.reshape(len(prompts), -1).squeeze(-1), mask=mask,
-            prompt_mask=prompt_mask, value_head=value_head, temperature=config.temperature,
+            policy, ref_policy, prompts, responses, scores, mask=mask, prompt_mask=prompt_mask,
+            value_head=value_head, temperature=config.temperature,
         )  # fmt: skip
         return ppo_update(
             policy, value_head, optimizer, rollout, config, eos_id=config.eos_id, generator=generator
@@ -213,8 +217,8 @@ class TrainingLog:
     GLOSSARY = {
         "mean_reward": "score of the sampled responses, as the reward in use gives it",
         "true_score": "score of the same responses by the world's own true reward",
-        "mean_kl": "KL to the reference, k1 estimate, nats per token",
-        "kl_per_response": "KL to the reference, k1 summed over a response, nats",
+        "mean_kl": "KL to the reference, by config.kl_estimator (k1), nats per token",
+        "kl_per_response": "the same, summed over a response, nats",
         "kl_coef": "price of one nat of KL in this update",
         "policy_loss": "clipped policy loss, mean over the update's steps (0 at the first: not a progress bar)",
         "value_loss": "mean squared error of the critic, no 1/2",
@@ -308,7 +312,8 @@ def reward_function(world, reward, seed):
     if reward == "true":
         return world.true_score
     if reward == "learned":
-        return world.train_reward_model(seed=seed)
+        with torch.random.fork_rng(devices=[]):  # building a network must not move the user's global generator
+            return world.train_reward_model(seed=seed)
     if callable(reward):
         return reward
     raise ValueError(f"reward must be 'true', 'learned' or a callable (prompt_ids, response_ids) -> [B], got {reward!r}")
@@ -339,7 +344,10 @@ class PPOTrainer:
         check_separate(self.policy, self.reference)
         self.score = reward_function(world, reward, seed)
         self.generator = torch.Generator().manual_seed(seed)
-        self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=config.learning_rate, eps=config.adam_eps)
+        first_prompt = world.sample_prompts(1, torch.Generator().manual_seed(seed))
+        self.value_head = new_value_head(self.policy, first_prompt)
+        parameters = [p for model in (self.policy, self.value_head) if model is not None for p in model.parameters()]
+        self.optimizer = torch.optim.Adam(parameters, lr=config.learning_rate, eps=config.adam_eps)
         self.controller = None
         if config.kl_target is not None:
             self.controller = AdaptiveKLController(config.kl_coef, config.kl_target, config.kl_horizon)
@@ -354,7 +362,8 @@ class PPOTrainer:
         prompt_ids = world.sample_prompts(self.batch_size, self.generator)
         return collect_rollout(
             self.policy, self.reference, prompt_ids, self.score, world.max_new_tokens, eos_id=world.eos_id,
-            pad_id=world.pad_id, temperature=self.config.temperature, generator=self.generator,
+            pad_id=world.pad_id, temperature=self.config.temperature, value_head=self.value_head,
+            generator=self.generator,
         )  # fmt: skip
 
     def step(self):
@@ -369,13 +378,14 @@ class PPOTrainer:
             rollout = self.rollout = self.sample()
             kl_coef = config.kl_coef if self.controller is None else self.controller.value
             row = ppo_update(
-                self.policy, None, self.optimizer, rollout, config, kl_coef=kl_coef, eos_id=self.world.eos_id,
-                generator=self.generator, critic_only=done < config.value_warmup,
+                self.policy, self.value_head, self.optimizer, rollout, config, kl_coef=kl_coef,
+                eos_id=self.world.eos_id, generator=self.generator, critic_only=done < config.value_warmup,
             )  # fmt: skip
         if self.controller is not None:
             self.controller.update(row["kl_per_response"], self.batch_size)
         row["true_score"] = self.world.true_score(rollout.prompt_ids, rollout.response_ids).mean().item()
-        row["stopped"] = (rollout.response_ids == self.world.eos_id).any(1).float().mean().item()
+        ends = rollout.response_ids == (-1 if self.world.eos_id is None else self.world.eos_id)
+        row["stopped"] = ends.any(1).float().mean().item()
         row["learning_rate"] = rate
         every = max(1, self.num_updates // 10)
         wanted = done % every == 0 or done == self.num_updates - 1
@@ -395,16 +405,11 @@ class PPOTrainer:
 
     def state_dict(self):
         """Everything needed to go on later, as tensors, numbers and strings (loads with weights_only=True)."""
-        copied = {name: value.detach().clone() for name, value in self.policy.state_dict().items()}
-        optimizer = self.optimizer.state_dict()
-        moments = {
-            index: {name: value.clone() for name, value in state.items()}
-            for index, state in optimizer["state"].items()
-        }
         return {
-            "policy": copied,
-            "optimizer": {"state": moments, "param_groups": optimizer["param_groups"]},
-            "reference": {name: value.detach().clone() for name, value in self.reference.state_dict().items()},
+            "policy": copy.deepcopy(self.policy.state_dict()),
+            "value_head": None if self.value_head is None else copy.deepcopy(self.value_head.state_dict()),
+            "optimizer": copy.deepcopy(self.optimizer.state_dict()),
+            "reference": copy.deepcopy(self.reference.state_dict()),
             "generator": self.generator.get_state(),
             "kl_coef": None if self.controller is None else self.controller.value,
             "log": self.log.to_json(),
@@ -418,7 +423,9 @@ class PPOTrainer:
                 raise ValueError(f"{name} of the saved run must be {value!r}, as in this run, got {log.info.get(name)!r}")
         self.policy.load_state_dict(state["policy"])
         self.reference.load_state_dict(state["reference"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        if self.value_head is not None:
+            self.value_head.load_state_dict(state["value_head"])
+        self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))  # Adam would go on in the saved moments
         self.generator.set_state(state["generator"])
         if self.controller is not None and state["kl_coef"] is not None:
             self.controller.value = state["kl_coef"]
@@ -446,7 +453,8 @@ def train_ppo(
     Args:
         world: ReviewWorld, ChainWorld, or anything with their methods.
         config: PPOConfig.
-        policy: a TinyLM or TablePolicy, trained in place; default: a fresh copy of the world's pretrained one.
+        policy: a language model, trained in place; default: a fresh copy of the world's pretrained one. One that
+            returns logits only gets a value head of its own, on what its lm_head reads.
         reward: "true", "learned" (a reward model trained on noisy comparisons) or a callable
             (prompt_ids [B, P], response_ids [B, T]) -> [B].
         num_updates, batch_size, seed: length of the run, responses per update, the only source of randomness.

@@ -185,8 +185,8 @@ def test_jupyterlab_knows_every_setting_that_is_overridden():
 
 SLOW_TO_CLOSE = """
 import sys, time
-print("open", flush=True)
 try:
+    print("open", flush=True)
     time.sleep(30)
 except KeyboardInterrupt:
     time.sleep(1)
@@ -332,8 +332,9 @@ def test_normalise_fixes_ids_counts_and_metadata():
 def test_normalise_cleans_outputs():
     cells = notebook_files.normalise(MESSY, "03_kl_leash")["cells"]
     assert cells[1]["outputs"] == [stream(["1\n", "2\n"]), stream(["3\n"], "stderr")]
-    assert cells[2]["outputs"] == [{"output_type": "execute_result", "execution_count": 2, "metadata": {},
-                                    "data": {"text/plain": ["IntSlider(value=1)"], "image/png": "iVBORw0KGgo="}}]
+    data = {"text/plain": ["IntSlider(value=1)"], "image/png": "iVBORw0KGgo="}
+    assert cells[2]["outputs"] == [
+        {"output_type": "execute_result", "execution_count": 2, "metadata": {}, "data": data}]
     assert cells[3]["outputs"] == []
     assert cells[4]["outputs"][0]["traceback"] == ["ZeroDivisionError: division by zero"]
 

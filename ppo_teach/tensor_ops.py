@@ -35,10 +35,9 @@ def check_number(name, value, low=-math.inf, high=math.inf, low_open=False):
     """Raise `ValueError` unless `value` is a finite number in [low, high] ((low, high] with `low_open`)."""
     bracket = "(" if low_open else "["
     allowed = f"a finite number in {bracket}{low:g}, {high:g}]"
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        if not hasattr(value, "__float__") or isinstance(value, (bool, str)):
-            raise ValueError(f"{name} must be {allowed}, got {value!r}")
-        value = float(value)
+    if isinstance(value, bool) or not hasattr(value, "__float__") or getattr(value, "ndim", 0):
+        raise ValueError(f"{name} must be {allowed}, got {value!r}")
+    value = float(value)
     too_low = value <= low if low_open else value < low
     if not math.isfinite(value) or too_low or value > high:
         raise ValueError(f"{name} must be {allowed}, got {value!r}")

@@ -6,15 +6,15 @@ import math
 import numpy as np
 
 
-def array(x):
-    """Anything (a tensor, a list) as a float64 array of its own."""
+def array(x, dtype=np.float64):
+    """Anything (a tensor, a list) as an array of its own."""
     if hasattr(x, "detach"):
         x = x.detach().double().numpy()
-    return np.array(x, dtype=np.float64)
+    return np.array(x, dtype=dtype)
 
 
 def real_cells(mask, like):
-    return np.ones(np.shape(like), dtype=bool) if mask is None else np.array(mask, dtype=bool)
+    return np.ones(array(like).shape, dtype=bool) if mask is None else array(mask) != 0
 
 
 # ---------------------------------------------------------------- masks and gathers
@@ -52,8 +52,9 @@ def masked_whiten_gradient(x, weights, mask=None, eps=1e-8):
 
 
 def response_mask(response_ids, eos_id, pad_id=None):
-    out = np.zeros(np.shape(response_ids), dtype=bool)
-    for row, ids in zip(out, np.array(response_ids).tolist(), strict=True):
+    rows = array(response_ids, int)
+    out = np.zeros(rows.shape, dtype=bool)
+    for row, ids in zip(out, rows.tolist(), strict=True):
         if eos_id in ids:
             length = ids.index(eos_id) + 1
         else:
@@ -71,7 +72,7 @@ def log_softmax(logits):
 
 
 def response_log_probs(logits, response_ids, temperature=1.0):
-    log_probs, ids = log_softmax(array(logits) / temperature), np.array(response_ids)
+    log_probs, ids = log_softmax(array(logits) / temperature), array(response_ids, int)
     batch, length = ids.shape
     first = log_probs.shape[1] - length  # P
     return np.array([[log_probs[b, first + t - 1, ids[b, t]] for t in range(length)] for b in range(batch)])
@@ -79,7 +80,7 @@ def response_log_probs(logits, response_ids, temperature=1.0):
 
 def response_log_probs_gradient(logits, response_ids, weights, temperature=1.0):
     """Gradient of Σ weights · log-probs with respect to the logits: weight · (one-hot - p) / temperature."""
-    logits, ids, w = array(logits), np.array(response_ids), array(weights)
+    logits, ids, w = array(logits), array(response_ids, int), array(weights)
     p, out = np.exp(log_softmax(logits / temperature)), np.zeros_like(logits)
     first = logits.shape[1] - ids.shape[1]
     for b in range(ids.shape[0]):
@@ -105,7 +106,7 @@ def entropy_gradient(logits):
 # ---------------------------------------------------------------- rewards
 
 def place_scores(scores, mask):
-    mask, scores = np.array(mask, dtype=bool), array(scores)
+    mask, scores = array(mask) != 0, array(scores)
     out = np.zeros(mask.shape)
     for b, row in enumerate(mask):
         if row.any():

@@ -138,7 +138,7 @@ def setup(*extras):
 
 
 def run(command, **env):
-    """Run a command to its end. The first Ctrl-C reaches it as well, and it is left the time to close down."""
+    """Run a command to its end. Ctrl-C reaches it as well, and it is left the time to close down."""
     process = subprocess.Popen(command, env=course_env(**env), cwd=ROOT)
     try:
         return process.wait()

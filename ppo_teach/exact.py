@@ -2,7 +2,7 @@
 
 ChainWorld is a tree. A state is a prompt and the words written so far: K^t states at depth t, alphabetically.
 A *tree* below is a list over the depth t: [B, K^t], a number per state, or [B, K^t, V], a number per action
-(EOS, then the K words). [B, M] is a number per response, in the order of `world.responses()`. All are float64.
+(EOS, then the K words); [B, M] is a number per response, in the order of `world.responses()`. All float64.
 Nothing carries gradient except in `exact_policy_gradient`.
 
 B prompts (any, also repeated), N prompts of a world, P prompt tokens, T response tokens, M responses each.
@@ -31,23 +31,23 @@ from .tensor_ops import (
 CHUNK = 4096  # rows of one forward pass: enough to be fast, few enough for any laptop
 
 
-def next_token_log_probs(policy, prompt_ids, world):
+def next_token_log_probs(policy, prompt_ids, world, *, keep_graph=False):
     """log π(a | s) in every state: [B, P] -> tree [B, K^t, V].
 
     One forward pass over the longest states is enough: causal logits depend on nothing that follows.
-    Raises: ValueError if the world cannot be listed.
+    keep_graph=True for autograd. Raises: ValueError if the world cannot be listed.
     """
     distinct, row = _distinct_prompts(prompt_ids, world)
     if isinstance(policy, list):
         if len(policy[0]) != len(prompt_ids):
-            raise ValueError(f"policy is a tree for {len(policy[0])} prompts, prompt_ids has {len(prompt_ids)}")
+            raise ValueError(f"policy is a tree of {len(policy[0])} prompts, prompts are {len(prompt_ids)}")
         return policy
     K, T = world.vocab_size - 1, world.max_new_tokens
     longest = world.responses()[0][-(K**T) :: K, : T - 1]  # [K^(T-1), T-1]
     ids = torch.cat([distinct.repeat_interleave(len(longest), 0), longest.repeat(len(distinct), 1)], dim=1)
-    with dropout_off(policy), single_thread():
+    with dropout_off(policy), single_thread(), torch.set_grad_enabled(keep_graph):
         logits = torch.cat([logits_of(call_model(policy, part))[:, -T:] for part in ids.split(CHUNK)])
-    log_probs = logits.double().log_softmax(-1).view(len(distinct), len(longest), T, K + 1)
+        log_probs = logits.double().log_softmax(-1).view(len(distinct), len(longest), T, K + 1)
     return [log_probs[:, :: K ** (T - 1 - t), t][row] for t in range(T)]
 
 
@@ -93,7 +93,9 @@ def exact_expected_reward(policy, prompt_ids, world, reward=None):
     return _expectation(log_probs, all_scores(world, prompt_ids, reward))
 
 
-def evaluate_policy(policy, prompt_ids, world, *, reference=None, kl_coef=0.0, gamma=1.0, reward=None):
+def evaluate_policy(
+    policy, prompt_ids, world, *, reference=None, kl_coef=0.0, gamma=1.0, reward=None, keep_graph=False
+):  # fmt: skip
     """V and Q of a policy in every state, by one backward pass over the tree.
 
     V(s)    = Σ_a π(a|s) Q(s, a)
@@ -109,9 +111,8 @@ def evaluate_policy(policy, prompt_ids, world, *, reference=None, kl_coef=0.0, g
     check_number("gamma", gamma, low=0.0, high=1.0)
     if kl_coef > 0 and reference is None:
         raise ValueError(f"reference must be given when kl_coef > 0, got kl_coef = {kl_coef} and None")
-    log_probs = next_token_log_probs(policy, prompt_ids, world)
-    with torch.no_grad():
-        log_probs_ref = next_token_log_probs(reference, prompt_ids, world) if kl_coef > 0 else log_probs
+    log_probs = next_token_log_probs(policy, prompt_ids, world, keep_graph=keep_graph)
+    log_probs_ref = next_token_log_probs(reference, prompt_ids, world) if kl_coef > 0 else log_probs
     T, K = world.max_new_tokens, world.vocab_size - 1
     *stopped, V = all_scores(world, prompt_ids, reward).split([K**t for t in range(T + 1)], dim=1)
     values, action_values = [], []
@@ -158,7 +159,7 @@ def exact_policy_gradient(policy, prompt_ids, world, **objective):
     """
     named = {name: p for name, p in policy.named_parameters() if p.requires_grad}
     with torch.enable_grad():
-        values, _ = evaluate_policy(policy, prompt_ids, world, **objective)
+        values, _ = evaluate_policy(policy, prompt_ids, world, **objective, keep_graph=True)
         gradients = torch.autograd.grad(values[0].mean(), list(named.values()), allow_unused=True)
     return {name: g for name, g in zip(named, gradients, strict=True) if g is not None}
 

@@ -44,11 +44,34 @@ def sample_tokens(logits, temperature=1.0, top_k=None, generator=None):
     if top_k is not None and top_k < logits.shape[-1]:
         smallest = log_probs.topk(top_k, dim=-1).values[:, -1:]
         allowed = log_probs.masked_fill(log_probs < smallest, -math.inf)
-    cumulative = allowed.exp().cumsum(-1)
+    cumulative = allowed.exp().cumsum(-1, dtype=torch.float64)
     # a float64 draw times the total stays strictly below it, so a token of probability 0 is never chosen
     draw = torch.rand(len(logits), 1, dtype=torch.float64, generator=generator) * cumulative[:, -1:]
-    tokens = (cumulative <= draw).sum(-1)
-    return tokens, log_probs.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+    tokens = torch.searchsorted(cumulative, draw, right=True)  # [B, 1]
+    return tokens.squeeze(-1), log_probs.gather(-1, tokens).squeeze(-1)
+
+
+def attend(query, key, value, bias):
+    """Attention of every position, all heads at once: softmax(QKᵀ / √d + bias) V.
+
+    Args: query [B, Lq, H, d], key, value [B, L, H, d]; bias [Lq, L] or [B, 1, Lq, L], 0 = may be read, -inf = not.
+    Returns: [B, Lq, H·d]. Written out because at 24 positions it is faster than PyTorch's fused kernel.
+    Source: Vaswani et al. 2017, eq. 1. Taught in: notebooks/01_language_model_as_policy.ipynb
+    """
+    query, key, value = (x.transpose(1, 2) for x in (query, key, value))  # [B, H, L, d]
+    scores = (query * query.shape[-1] ** -0.5) @ key.transpose(2, 3) + bias
+    return (scores.softmax(-1) @ value).transpose(1, 2).flatten(2)
+
+
+def attend_from_last(query, keys, values, bias=None):
+    """The same for one new token a row, which may read everything before it: a cache is all it needs.
+
+    Args: query [B, H, d]; keys, values [L, B, H, d], time first; bias [B, 1, 1, L] or None. Returns: [B, H·d].
+    """
+    scores = (keys * query).sum(-1) * query.shape[-1] ** -0.5  # [L, B, H]
+    if bias is not None:
+        scores = scores + bias[:, 0, 0].T.unsqueeze(-1)
+    return (scores.softmax(0).unsqueeze(-1) * values).sum(0).flatten(1)
 
 
 class Block(nn.Module):
@@ -63,24 +86,30 @@ class Block(nn.Module):
         self.norm_mlp = nn.LayerNorm(d_model)
         self.mlp = nn.Sequential(nn.Linear(d_model, 4 * d_model), nn.ReLU(), nn.Linear(4 * d_model, d_model))
 
-    def forward(self, x, allowed=None, cache=None, start=0):
-        """x [B, L, D] -> [B, L, D]; allowed: bool mask or None (causal); cache: (keys, values) filled from start."""
+    def forward(self, x, bias=None, cache=None, start=0, last=None):
+        """x [B, L, D] -> [B, L, D], or [B, last, D] where only the last positions are wanted.
+
+        bias: see `attend`. cache: (keys, values), each [longest, B, H, D/H], which is filled from `start` on: with
+        the whole prompt first, then one token at a time.
+        """
         B, L, D = x.shape
         heads = self.query_key_value(self.norm_attention(x)).view(B, L, 3, self.num_heads, -1)
-        query, key, value = heads.permute(2, 0, 3, 1, 4)  # each [B, H, L, D/H]
+        query, key, value = heads.unbind(2)  # each [B, L, H, D/H]
         if cache is not None:
             keys, values = cache
-            keys[:, :, start : start + L], values[:, :, start : start + L] = key, value
-            key, value = keys[:, :, : start + L], values[:, :, : start + L]
-        # a single new token may read everything before it; otherwise nobody reads the future
-        causal = allowed is None and L > 1
-        read = F.scaled_dot_product_attention(query, key, value, attn_mask=allowed, is_causal=causal)
-        x = x + self.mix_heads(read.transpose(1, 2).reshape(B, L, D))
+            keys[start : start + L], values[start : start + L] = key.transpose(0, 1), value.transpose(0, 1)
+        if start > 0:
+            read = attend_from_last(query[:, 0], keys[: start + 1], values[: start + 1], bias).unsqueeze(1)
+        else:
+            if last is not None:  # every position is read, but only these go on
+                x, query, bias = x[:, -last:], query[:, -last:], bias[..., -last:, :]
+            read = attend(query, key, value, bias)
+        x = x + self.mix_heads(read)
         return x + self.mlp(self.norm_mlp(x))
 
 
 class Trunk(nn.Module):
-    """Token and position embeddings, blocks, final norm: ids [B, L] -> hidden states [B, L, D]."""
+    """Token and position embeddings, blocks, final norm: ids [B, L] -> hidden states [B, L, D] (or the last ones)."""
 
     def __init__(self, vocab_size, d_model, num_layers, num_heads, max_length):
         super().__init__()
@@ -89,14 +118,19 @@ class Trunk(nn.Module):
         self.blocks = nn.ModuleList(Block(d_model, num_heads) for _ in range(num_layers))
         self.norm = nn.LayerNorm(d_model)
 
-    def forward(self, ids, positions=None, allowed=None, caches=None, start=0):
+    def forward(self, ids, positions=None, allowed=None, caches=None, start=0, last=None):
+        length = ids.shape[1]
         if positions is None:
-            embedded = self.position_embedding.weight[start : start + ids.shape[1]]
+            embedded = self.position_embedding.weight[start : start + length]
         else:
             embedded = self.position_embedding(positions)
         x = self.token_embedding(ids) + embedded
+        if allowed is None and start == 0:  # with start > 0 it is one new token, which may read all before it
+            allowed = causal_mask(length, device=ids.device)
+        bias = None if allowed is None else x.new_zeros(allowed.shape).masked_fill(~allowed, -math.inf)
         for i, block in enumerate(self.blocks):
-            x = block(x, allowed, caches[i] if caches else None, start)
+            last_block = i == len(self.blocks) - 1
+            x = block(x, bias, caches[i] if caches else None, start, last if last_block else None)
         return self.norm(x)
 
 
@@ -109,7 +143,8 @@ class TinyLM(nn.Module):
             so that value gradients never reach the policy.
         seed: of the initial weights (drawn from a generator of their own).
 
-    forward(ids [B, L], attention_mask [B, L] or None) -> (logits [B, L, V], values [B, L]).
+    forward(ids [B, L], attention_mask [B, L] or None) -> (logits [B, L, V], values [B, L]); with logits_to_keep=n
+    only those of the last n positions, [B, n, V] and [B, n], for less work.
     The value head starts at 0, so the first advantages are the plain rewards-to-go.
     Raises: ValueError for sizes that do not fit, ids outside the vocabulary, sequences longer than max_length.
     Source: Vaswani et al. 2017; pre-norm as in Radford et al. 2019.
@@ -151,14 +186,14 @@ class TinyLM(nn.Module):
             )
             weight.normal_(0.0, std, generator=generator)
 
-    def forward(self, ids, attention_mask=None):
+    def forward(self, ids, attention_mask=None, logits_to_keep=None):
         self._check_ids(ids)
         positions = allowed = None
         if attention_mask is not None and not bool((attention_mask != 0).all()):
             positions = position_ids(attention_mask)
             allowed = causal_mask(ids.shape[1], attention_mask, ids.device).unsqueeze(1)
-        hidden = self.trunk(ids, positions, allowed)
-        judged = hidden if self.critic is None else self.critic(ids, positions, allowed)
+        hidden = self.trunk(ids, positions, allowed, last=logits_to_keep)
+        judged = hidden if self.critic is None else self.critic(ids, positions, allowed, last=logits_to_keep)
         return self.lm_head(hidden), self.value_head(judged).squeeze(-1)
 
     def _check_ids(self, ids, more=0, name="input_ids"):
@@ -189,7 +224,7 @@ class TinyLM(nn.Module):
         B, P = prompt_ids.shape
         T, block = max_new_tokens, self.trunk.blocks[0]
         head_size = self.lm_head.in_features // block.num_heads
-        new_cache = lambda: torch.empty(B, block.num_heads, P + T, head_size, dtype=self.lm_head.weight.dtype)
+        new_cache = lambda: torch.empty(P + T, B, block.num_heads, head_size, dtype=self.lm_head.weight.dtype)
         caches = [(new_cache(), new_cache()) for _ in self.trunk.blocks]
         real = check_prompt_mask(attention_mask, prompt_ids)
         padded = not bool(real.all())
@@ -205,7 +240,7 @@ class TinyLM(nn.Module):
             for t in range(T):
                 end = start + ids.shape[1]
                 extra = (where[:, start:end], may_read[:, :, start:end, :end]) if padded else (None, None)
-                hidden = self.trunk(ids, *extra, caches, start)
+                hidden = self.trunk(ids, *extra, caches, start, last=1)
                 tokens, scored = sample_tokens(self.lm_head(hidden[:, -1]), temperature, top_k, generator)
                 if eos_id is None:
                     response[:, t], log_probs[:, t] = tokens, scored
@@ -356,35 +391,40 @@ def logits_of(output):
     return output[0] if isinstance(output, tuple) else output
 
 
-def call_model(model, input_ids, attention_mask=None):
-    """Call any language model; tell it about left padding where it can be told.
+def call_model(model, input_ids, attention_mask=None, keep=None):
+    """Call any language model; tell it about left padding, and how many last positions are wanted, where it can be told.
 
+    A model that does not know `logits_to_keep` (a name it shares with Hugging Face) returns all positions.
     Raises: ValueError when the prompts are padded and the model takes no attention_mask.
     """
-    if attention_mask is None or bool((attention_mask != 0).all()):
-        return model(input_ids)
-    takes = inspect.signature(model.forward).parameters
-    if "attention_mask" not in takes:
-        raise ValueError(f"prompts are padded, but {type(model).__name__}.forward takes no attention_mask")
-    extra = {"position_ids": position_ids(attention_mask)} if "position_ids" in takes else {}
-    return model(input_ids, attention_mask=attention_mask.long(), **extra)
+    takes, options = inspect.signature(model.forward).parameters, {}
+    if keep is not None and "logits_to_keep" in takes:
+        options["logits_to_keep"] = keep
+    if attention_mask is not None and not bool((attention_mask != 0).all()):
+        if "attention_mask" not in takes:
+            raise ValueError(f"prompts are padded, but {type(model).__name__}.forward takes no attention_mask")
+        options["attention_mask"] = attention_mask.long()
+        if "position_ids" in takes:
+            options["position_ids"] = position_ids(attention_mask)
+    return model(input_ids, **options)
 
 
-def logits_and_values(policy, input_ids, value_head=None, attention_mask=None):
+def logits_and_values(policy, input_ids, value_head=None, attention_mask=None, keep=None):
     """One forward pass that gives both the logits [B, L, V] and the values [B, L].
 
+    With `keep`, a model that can leaves out all but the last `keep` positions: count from the end.
     Without a value_head the policy returns (logits, values) itself, as TinyLM does. With one, the head reads the
     hidden states that the policy's `lm_head` reads, so the backbone is not run a second time.
     """
     if value_head is None:
-        output = call_model(policy, input_ids, attention_mask)
+        output = call_model(policy, input_ids, attention_mask, keep)
         if not isinstance(output, tuple) or hasattr(output, "logits"):
             raise ValueError("value_head must be given: this policy returns logits only")
         return output[0], output[1]
     seen = []
     handle = _lm_head(policy).register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
     try:
-        logits = logits_of(call_model(policy, input_ids, attention_mask))
+        logits = logits_of(call_model(policy, input_ids, attention_mask, keep))
     finally:
         handle.remove()
     return logits, value_head(seen[-1])

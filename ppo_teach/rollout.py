@@ -139,10 +139,11 @@ def freeze_rollout(
     input_ids = torch.cat([prompt_ids, response_ids], dim=1)
     attention_mask = torch.cat([prompt_mask, torch.ones_like(mask)], dim=1)
     with dropout_off(policy, reference, value_head):
-        logits, values = logits_and_values(policy, input_ids, value_head, attention_mask)
-        logits_ref = logits_of(call_model(reference, input_ids, attention_mask))
+        # needed: the positions before each response token, P-1 ... P+T-2, and the last for `last_value`
+        logits, values = logits_and_values(policy, input_ids, value_head, attention_mask, keep=length + 1)
+        logits_ref = logits_of(call_model(reference, input_ids, attention_mask, keep=length + 1))
     count = torch.arange(1, length + 1) * mask  # tokens up to each real one
-    last_index = prompt_ids.shape[1] - 1 + count.amax(1, keepdim=True)  # the position of the last real token
+    last_index = count.amax(1, keepdim=True)  # of the last real token, counted from the last prompt token
     return Rollout(
         prompt_ids=prompt_ids,
         response_ids=response_ids,
@@ -150,7 +151,7 @@ def freeze_rollout(
         log_probs_old=response_log_probs(logits, response_ids, temperature),
         log_probs_ref=response_log_probs(logits_ref, response_ids, temperature),
         values_old=response_values(values, length).clone(),
-        last_value=values.gather(1, last_index).squeeze(1),
+        last_value=values[:, -length - 1 :].gather(1, last_index).squeeze(1),
         entropy=entropy(logits[:, -length - 1 : -1] / temperature),
         scores=scores.detach().float(),
         prompt_mask=prompt_mask,

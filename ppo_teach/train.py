@@ -71,8 +71,8 @@ def minibatch_loss(policy, value_head, batch, advantages, returns, config):
     Returns: loss (scalar with gradient), metrics (dict of floats). Source: Schulman et al. 2017, eq. 9.
     Taught in: notebooks/07_training_step.ipynb
     """
-    logits, values = logits_and_values(policy, batch.input_ids, value_head, batch.attention_mask)
     length = batch.response_ids.shape[1]
+    logits, values = logits_and_values(policy, batch.input_ids, value_head, batch.attention_mask, keep=length + 1)
     new, old, mask = response_log_probs(logits, batch.response_ids, config.temperature), batch.log_probs_old, batch.mask
     values = response_values(values, length)
     if config.whiten_advantages == "minibatch":
@@ -347,7 +347,7 @@ class PPOTrainer:
         first_prompt = world.sample_prompts(1, torch.Generator().manual_seed(seed))
         self.value_head = new_value_head(self.policy, first_prompt)
         parameters = [p for model in (self.policy, self.value_head) if model is not None for p in model.parameters()]
-        self.optimizer = torch.optim.Adam(parameters, lr=config.learning_rate, eps=config.adam_eps)
+        self.optimizer = torch.optim.Adam(parameters, lr=config.learning_rate, eps=config.adam_eps, fused=True)
         self.controller = None
         if config.kl_target is not None:
             self.controller = AdaptiveKLController(config.kl_coef, config.kl_target, config.kl_horizon)

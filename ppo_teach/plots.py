@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
+from matplotlib.ticker import MaxNLocator
 
 from .colors import COLORS, DASHES, HATCHES, MARKERS, TEXT_COLORS
 
@@ -79,45 +80,50 @@ def _metric_table(metrics, names):
     return {name: _series(name, table[name]) for name in names}
 
 
-def draw_metric(ax, name, series, *, levels=None, log_scale=False):
+def draw_metric(ax, name, series, *, levels=None, log_scale=False, joined=True):
     """Draw one metric on given axes: a line for each entry of `series`, labelled at its end if there are several.
 
     The first line has the colour of what it means; further ones are black, each with a dash of its own.
     """
     label, unit, meaning, zero = METRICS.get(name, (name, "", "black", False))
+    inks = [TEXT_COLORS[meaning]] + [TEXT_COLORS["black"]] * 3
     for place, (key, values) in enumerate(series.items()):
-        color, ink, dashes = COLORS[meaning], TEXT_COLORS[meaning], DASHES[meaning]
-        if place:
-            color, ink, dashes = COLORS["black"], TEXT_COLORS["black"], _EXTRA_DASHES[place - 1]
-        marker = MARKERS[meaning] if len(values) == 1 else ""
-        ax.plot(
-            np.arange(len(values)), values, color=color, linewidth=2, linestyle=_dashes(dashes, 2), marker=marker,
-            label=key or label,
-        )  # fmt: skip
-        if len(series) > 1:
-            ax.annotate(
-                key, (len(values) - 1, values[-1]), xytext=(6, 0), textcoords="offset points", va="center",
-                color=ink, fontsize=FONT, annotation_clip=False,
-            )  # fmt: skip
+        color, dashes = (COLORS["black"], _EXTRA_DASHES[place - 1]) if place else (COLORS[meaning], DASHES[meaning])
+        single = MARKERS[meaning] if len(values) == 1 or not joined else ""
+        style = dict(linestyle=_dashes(dashes, 2) if joined else "", marker=single, markersize=7, linewidth=2)
+        ax.plot(np.arange(len(values)), values, color=color, label=key or label, **style)
     for text, level in (levels or {}).items():
         ax.axhline(level, color=COLORS["black"], linewidth=1, linestyle=(0, (4, 3)))
-        ax.annotate(
-            text, (1, level), xycoords=("axes fraction", "data"), xytext=(0, 3), textcoords="offset points",
-            ha="right", fontsize=FONT - 1, color=COLORS["black"],
-        )  # fmt: skip
+        where = dict(xycoords=("axes fraction", "data"), xytext=(0, 3), textcoords="offset points", ha="right")
+        ax.annotate(text, (1, level), fontsize=FONT - 1, color=COLORS["black"], **where)
     if log_scale:
         ax.set_yscale("log")
     elif zero:
         ax.axhline(0, color=COLORS["black"], linewidth=0.8)
+    ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     ax.set_ylabel(unit, fontsize=FONT)
     ax.margins(x=0.02)
+    if len(series) > 1:
+        _label_ends(ax, series, inks)
 
 
-def plot_metric(series, name, *, title, levels=None, log_scale=False, xlabel="PPO update"):
+def _label_ends(ax, series, inks):
+    """Write each line's name at its end, pushed apart where two ends are close."""
+    ax.get_ylim()  # settles the limits, which the transform below reads
+    to_fraction = ax.transScale + ax.transLimits  # from data to the share of the axes' height
+    ends = [(to_fraction.transform((len(v) - 1, v[-1]))[1], key, ink) for (key, v), ink in zip(series.items(), inks)]
+    below = -np.inf
+    for height, key, ink in sorted(ends):
+        below = max(height, below + 0.1)
+        ax.annotate(key, (1, below), xycoords="axes fraction", xytext=(4, 0), textcoords="offset points", va="center",
+                    color=ink, fontsize=FONT, annotation_clip=False)  # fmt: skip
+
+
+def plot_metric(series, name, *, title, levels=None, log_scale=False, joined=True, xlabel="PPO update"):
     """One metric over the updates, for up to four runs.
 
     Args: series, numbers [N] or a dict label -> numbers; name, the metric (for unit and colour); levels, dict
-        text -> height of a dashed guide. Returns: Figure.
+        text -> height of a dashed guide; joined, False for points that do not follow one another. Returns: Figure.
     Raises: ValueError for an empty series or more than four.
     Taught in: notebooks/08_training_run.ipynb
     """
@@ -126,18 +132,16 @@ def plot_metric(series, name, *, title, levels=None, log_scale=False, xlabel="PP
         raise ValueError(f"series must hold one to four lines, got {len(series)}")
     series = {key: _series(key or name, values) for key, values in series.items()}
     figure, axes = new_figure()
-    draw_metric(axes[0, 0], name, series, levels=levels, log_scale=log_scale)
+    draw_metric(axes[0, 0], name, series, levels=levels, log_scale=log_scale, joined=joined)
     axes[0, 0].set_xlabel(xlabel, fontsize=FONT)
     _title(axes[0, 0], title)
     return figure
 
 
-def plot_training(
-    metrics,
-    names=("mean_reward", "kl_per_response", "entropy", "explained_variance", "value_loss", "clip_fraction"),
-    *,
-    title,
-):
+SIX = ("mean_reward", "kl_per_response", "entropy", "explained_variance", "value_loss", "clip_fraction")
+
+
+def plot_training(metrics, names=SIX, *, title):
     """Small multiples of a run: one panel a metric, updates along x.
 
     Args: metrics, a TrainingLog or a dict name -> [N]; names, what to draw, in order. Returns: Figure.
@@ -177,8 +181,8 @@ def plot_run(metrics, samples, *, title):
             ax.plot(sample["update"], values[sample["update"]], "o", color=COLORS["black"], markersize=6)
     for row, sample in enumerate(samples):
         height = foot * (1 - (row + 0.9) / (len(samples) + 0.6))
-        words = textwrap.shorten(f"{sample['prompt']} {sample['response']}", 78, placeholder=" …")
-        where = dict(fontsize=FONT - 1, va="bottom")
+        words = textwrap.shorten(f"{sample['prompt']} {sample['response']}", 96, placeholder=" …")
+        where = dict(fontsize=FONT - 2, va="bottom")
         figure.text(0.02, height, f"update {sample['update']}", fontweight="bold", **where)
         figure.text(0.125, height, words, **where)
         score = f"{sample['score']:+.1f}".replace("-", "\N{MINUS SIGN}")
@@ -270,12 +274,10 @@ def plot_token_strip(tokens, values, meaning, *, title, ylabel, mask=None):
     for place, value in enumerate(values):
         own = ("++" if value >= 0 else "--") if hatch == "sign" else 2 * hatch
         ax.bar(place, value, 0.7, color=COLORS[meaning], hatch=own, edgecolor="white", linewidth=0)
-        words = f"{value + 0.0:.2f}".replace("-", "\N{MINUS SIGN}")
+        words = f"{round(value, 2) + 0.0:.2f}".replace("-", "\N{MINUS SIGN}")
         up = value >= 0
-        ax.annotate(
-            words, (place, value), xytext=(0, 3 if up else -3), textcoords="offset points", ha="center",
-            va="bottom" if up else "top", fontsize=FONT - 2,
-        )  # fmt: skip
+        where = dict(xytext=(0, 3 if up else -3), textcoords="offset points", va="bottom" if up else "top")
+        ax.annotate(words, (place, value), ha="center", fontsize=FONT - 2, **where)
     ax.axhline(0, color=COLORS["black"], linewidth=0.8)
     ax.set_xticks(np.arange(len(tokens)), tokens, rotation=35, ha="right", rotation_mode="anchor", fontsize=FONT)
     ax.set_ylabel(ylabel, fontsize=FONT)

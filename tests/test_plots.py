@@ -212,6 +212,7 @@ def test_plots_do_not_import_pyplot():
     assert not any("pyplot" in (name or "") for name in imported)
 
 
+@pytest.mark.filterwarnings("error")  # a layout that does not fit is a warning
 def test_the_same_arrays_give_the_same_picture(metrics):
     first, second = every_figure(metrics), every_figure(metrics)
     for name in first:
@@ -284,3 +285,34 @@ def test_one_update_is_visible():
     """A line of one point would be invisible without a marker."""
     line = plots.plot_metric([2.0], "entropy", title="T").axes[0].get_lines()[0]
     assert line.get_marker() not in ("", "None", None)
+
+
+def test_labels_of_close_ends_do_not_overlap():
+    figure = plots.plot_metric({"clip on": [1, 2, 8.0], "clip off": [9, 200, 8.1]}, "max_ratio", title="T", log_scale=True)
+    figure.draw_without_rendering()
+    first, second = (text.get_window_extent() for text in figure.axes[0].texts)
+    assert not first.overlaps(second)
+
+
+def test_a_label_stands_at_the_height_of_its_line():
+    figure = plots.plot_metric({"up": [0.0, 0.0, 4.0], "down": [0.0, 0.0, -4.0]}, "entropy", title="T")
+    figure.draw_without_rendering()
+    ax = figure.axes[0]
+    for text, value in zip(sorted(ax.texts, key=lambda t: t.get_text()), (-4.0, 4.0)):
+        extent = text.get_window_extent()
+        assert extent.y0 <= ax.transData.transform((0, value))[1] <= extent.y1
+
+
+def test_independent_estimates_are_points_without_a_line():
+    line = plots.plot_metric([0.1, -0.2, 0.3], "mean_kl", title="T", joined=False).axes[0].get_lines()[0]
+    assert line.get_linestyle() == "None" and line.get_marker() not in ("", "None")
+
+
+def test_updates_are_counted_in_whole_numbers():
+    ax = plots.plot_metric(np.arange(20.0), "mean_kl", title="T").axes[0]
+    assert all(float(tick).is_integer() for tick in ax.get_xticks())
+
+
+def test_a_bar_of_almost_nothing_is_not_labelled_minus_zero():
+    ax = plots.plot_token_strip(["a"], [-0.001], "kl", title="T", ylabel="nats").axes[0]
+    assert [text.get_text() for text in ax.texts] == ["0.00"]

@@ -3,7 +3,6 @@
 1 sample   2 score   3 shaped rewards   4 advantages   5 ratio and losses   6 step   7 log
 """
 
-import copy
 import csv
 import json
 import math
@@ -406,10 +405,10 @@ class PPOTrainer:
     def state_dict(self):
         """Everything needed to go on later, as tensors, numbers and strings (loads with weights_only=True)."""
         return {
-            "policy": copy.deepcopy(self.policy.state_dict()),
-            "value_head": None if self.value_head is None else copy.deepcopy(self.value_head.state_dict()),
-            "optimizer": copy.deepcopy(self.optimizer.state_dict()),
-            "reference": copy.deepcopy(self.reference.state_dict()),
+            "policy": _copied(self.policy.state_dict()),
+            "value_head": None if self.value_head is None else _copied(self.value_head.state_dict()),
+            "optimizer": _copied(self.optimizer.state_dict()),
+            "reference": _copied(self.reference.state_dict()),
             "generator": self.generator.get_state(),
             "kl_coef": None if self.controller is None else self.controller.value,
             "log": self.log.to_json(),
@@ -425,17 +424,25 @@ class PPOTrainer:
         self.reference.load_state_dict(state["reference"])
         if self.value_head is not None:
             self.value_head.load_state_dict(state["value_head"])
-        self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))  # Adam would go on in the saved moments
+        self.optimizer.load_state_dict(_copied(state["optimizer"]))  # Adam would go on in the saved moments
         self.generator.set_state(state["generator"])
         if self.controller is not None and state["kl_coef"] is not None:
             self.controller.value = state["kl_coef"]
         self.log.rows, self.log.samples, self.log.stopped_by = log.rows, log.samples, log.stopped_by
 
 
+def _copied(state):
+    """A nested dict with a copy of every tensor in it."""
+    if isinstance(state, dict):
+        return {name: _copied(value) for name, value in state.items()}
+    return state.detach().clone() if isinstance(state, torch.Tensor) else state
+
+
 def _progress_bar(total, done, show):
     """A tqdm bar in a terminal or a notebook; nothing where nobody watches."""
     if show is None:
-        in_notebook = "ipykernel" in sys.modules
+        shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+        in_notebook = hasattr(shell, "kernel")  # that ipykernel was imported is no sign: pytest plugins do so too
         show = in_notebook or (sys.stderr is not None and sys.stderr.isatty())
     if not show:
         return None

@@ -35,6 +35,7 @@ class HuggingFaceStyle(nn.Module):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.wte, self.wpe = nn.Embedding(vocab_size, width), nn.Embedding(32, width)
+            self.wte.weight.data *= 0.2  # with tied weights, larger ones make a policy that is certain from the start
             self.block = nn.TransformerEncoderLayer(width, 2, 32, dropout=dropout, batch_first=True)
             self.head = nn.Linear(width, vocab_size, bias=False)
         self.head.weight = self.wte.weight

@@ -1,7 +1,7 @@
 """The oracle against brute force, closed forms, limits, finite differences and samples.
 
-The brute force walks the tree of prefixes in plain Python and asks the model for one prefix at a time: it shares
-neither the batching nor the backward pass of the package.
+The brute force walks the tree of prefixes in plain Python and asks the model for one prefix at a time, so
+it shares neither the batching nor the backward pass of the package.
 """
 
 import itertools
@@ -228,7 +228,7 @@ def test_advantages_have_mean_zero_in_every_state(small, pair):
 
 
 def test_one_step_errors_with_exact_values_are_the_exact_advantages(world, reference, generator):
-    """Transitions are certain, so δ_t with the true V *is* A: oracle, `shape_rewards` and `td_errors` agree."""
+    """Transitions are certain, so δ_t with the true V *is* A: oracle and `td_errors` must agree."""
     policy, gamma, kl_coef = random_table(world, 3, 0.5), 0.95, 0.3
     prompt_ids = world.sample_prompts(64, generator)
     response_ids = sample_chain(world, prompt_ids, generator)
@@ -600,8 +600,8 @@ def test_too_small_a_beta_is_refused(world, reference, sample):
 
 def test_sampling_is_repeatable_and_leaves_the_global_generator_alone(world, reference):
     before = torch.random.get_rng_state()
-    how = dict(exact=False, num_samples=50)
-    draw = lambda seed: find_candidates(world, reference, generator=torch.Generator().manual_seed(seed), **how)
+    seeded = lambda seed: torch.Generator().manual_seed(seed)
+    draw = lambda seed: find_candidates(world, reference, exact=False, num_samples=50, generator=seeded(seed))
     one, other = draw(5), draw(5)
     assert not torch.equal(one.scores, draw(6).scores)
     assert torch.equal(one.scores, other.scores) and torch.equal(one.response_ids, other.response_ids)
@@ -630,6 +630,15 @@ def test_sampled_share_agrees_with_the_exact_one(world, reference, sample, pulle
     assert sampled.reward == pytest.approx(exact.reward, abs=0.1)
     other_price = share_of_gain(pulled, reference, world, 1.0)
     assert abs(sampled.share - other_price.share) > 3 * sampled.stderr  # control
+
+
+def test_error_bar_of_the_share_is_honest(world, reference, sample, generator):
+    """With few samples of the policy, the spread over repetitions is the standard error that is claimed."""
+    how = dict(candidates=sample, num_samples=20, generator=generator)
+    gains = [share_of_gain(reference, reference, world, 1.0, **how) for _ in range(40)]
+    spread, claim = np.std([gain.share for gain in gains], ddof=1), np.mean([gain.stderr for gain in gains])
+    assert spread == pytest.approx(claim, rel=0.35)
+    assert abs(np.mean([gain.share for gain in gains])) < 4 * claim / 40**0.5 + 0.02
 
 
 def test_nothing_to_gain_is_said(small):

@@ -155,14 +155,18 @@ class FrameCanvas(anywidget.AnyWidget):
 
     @traitlets.validate("position")
     def _inside(self, proposal):
-        place, sizes = proposal["value"], [len(s.positions) for s in self.sliders]
-        if len(place) != len(sizes) or any(not 0 <= p < n for p, n in zip(place, sizes, strict=True)):
+        return self._checked(proposal["value"])
+
+    def _checked(self, place):
+        sizes = [len(s.positions) for s in self.sliders]
+        inside = len(place) == len(sizes) and all(p in range(n) for p, n in zip(place, sizes, strict=True))
+        if not inside:
             raise ValueError(f"position must hold one index a slider, below {sizes}, got {place}")
-        return place
+        return [int(p) for p in place]
 
     def _receive(self, _, content, buffers):
         try:
-            self.set_state({"position": content["position"]})
+            self.set_state({"position": self._checked(content["position"])})
             self.error = ""
         except Exception as error:  # an observer of a slider failed: the reader sees it, no log swallows it
             self.error = f"{type(error).__name__}: {error}"

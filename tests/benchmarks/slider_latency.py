@@ -1,9 +1,9 @@
-"""Milliseconds from ArrowRight to the changed picture on screen, in JupyterLab: run `python tests/benchmarks/slider_latency.py`.
+"""Milliseconds from ArrowRight to the changed picture on screen, in JupyterLab.
 
-Beside one another, in the same run and with the same picture: our canvas with its own range input; the same canvas behind
-an ipywidgets slider linked in the browser (`jslink`); and `interact` with a new pyplot figure. A key press is timed in the
-page: until the picture changed, plus the frame in which it reaches the screen. The drag lag is how long the picture still
-moves after a burst of 40 keys at 30 per second.
+Run `python tests/benchmarks/slider_latency.py`. Beside one another, in one run and with the same picture: our
+canvas with its own range input; the same canvas behind an ipywidgets slider linked in the browser (`jslink`);
+`interact` with a new pyplot figure. A key press is timed in the page, until the picture has changed and its
+frame is on screen. The drag lag is how long the picture still moves after a burst of 40 keys at 30 a second.
 """
 
 import json
@@ -28,15 +28,21 @@ def parts():
              Panel("A < 0", "ratio", "objective", (0, 2), (-2, 2), zero=True)],
             [band("clip", lambda clip_epsilon: 1 - clip_epsilon, lambda clip_epsilon: 1 + clip_epsilon),
              line("up", ratio, lambda clip_epsilon: objective(clip_epsilon, 1), "policy", label="clipped"),
-             line("down", ratio, lambda clip_epsilon: objective(clip_epsilon, -1), "policy", panel=1, label="clipped"),
-             bars("share", lambda clip_epsilon: np.arange(8) * clip_epsilon / 8, "old", x=np.linspace(.2, 1.8, 8), width=.1, panel=1)])
+             line("down", ratio, lambda clip_epsilon: objective(clip_epsilon, -1), "policy", panel=1),
+             bars("share", lambda clip_epsilon: np.arange(8) * clip_epsilon / 8, "old", panel=1,
+                  x=np.linspace(.2, 1.8, 8), width=.1)])
 words = dict(words="The gain stops at 1 + {clip_epsilon}.", caption="The objective.", alt="Two curves.")
 """
-OWN = COMMON + """
+OWN = (
+    COMMON
+    + """
 explorer = Explorer("clip_explorer", *parts(), **words)
 explorer
 """
-LINKED = COMMON + """
+)
+LINKED = (
+    COMMON
+    + """
 import ipywidgets, traitlets
 class Linked(FrameCanvas):
     _esm = FrameCanvas._esm.replace("export default { render };", '''export default { render: (context) => {
@@ -49,7 +55,10 @@ slider = ipywidgets.IntSlider(min=0, max=100, description="ε")
 ipywidgets.jslink((slider, "value"), (canvas, "place"))
 ipywidgets.VBox([canvas, slider])
 """
-INTERACT = COMMON + """
+)
+INTERACT = (
+    COMMON
+    + """
 %matplotlib inline
 import matplotlib.pyplot as plt
 from ipywidgets import FloatSlider, interact
@@ -62,19 +71,24 @@ def draw(clip_epsilon):
     axes[1].bar(np.linspace(.2, 1.8, 8), np.arange(8) * clip_epsilon / 8, width=.1)
     plt.show()
 """
+)
 # `changed` resolves when the picture is another one: the canvas counts its frames, an image changes its source.
 WATCH = """() => {
   const picture = () => document.querySelector('.ppo-canvas')?.dataset.frame ??
-                        [...document.querySelectorAll('.jp-OutputArea img')].map((img) => img.src.length + img.src.slice(-400)).join();
+    [...document.querySelectorAll('.jp-OutputArea img')].map((img) => img.src.slice(-400)).join();
   window.seen = picture();
   window.log = [];
   let pressed = 0;
-  document.addEventListener('keydown', (event) => { if (event.key === 'ArrowRight') pressed = event.timeStamp; }, true);
+  document.addEventListener('keydown', ({ key, timeStamp }) => {
+    if (key === 'ArrowRight') pressed = timeStamp;
+  }, true);
   const check = () => {
     const now = picture();
     if (now === window.seen || !now) return;
     window.seen = now;
-    requestAnimationFrame((at) => setTimeout(() => window.log.push({ ms: performance.now() - pressed, at: performance.now() })));
+    requestAnimationFrame(() => setTimeout(() => {
+      window.log.push({ ms: performance.now() - pressed, at: performance.now() });
+    }));
   };
   new MutationObserver(check).observe(document.querySelector('.jp-Notebook'),
     { subtree: true, childList: true, attributes: true, attributeFilter: ['src', 'data-frame'] });
@@ -117,14 +131,24 @@ def run(cases, moves=50):
             page.wait_for_timeout(2000)
             times, lag = measure(page, page.locator(selector).first, moves)
             cuts = statistics.quantiles(times, n=20, method="inclusive")
-            found[name] = {"p50": round(statistics.median(times), 1), "p95": round(cuts[18], 1), "lag": round(lag, 1)}
-            print(f"{name:12s} p50 {found[name]['p50']:6.1f} ms   p95 {found[name]['p95']:6.1f} ms   "
-                  f"lag after a 40-key burst {lag:6.1f} ms", flush=True)
+            found[name] = {
+                "p50": round(statistics.median(times), 1),
+                "p95": round(cuts[18], 1),
+                "lag": round(lag, 1),
+            }
+            print(
+                f"{name:12s} p50 {found[name]['p50']:6.1f} ms   p95 {found[name]['p95']:6.1f} ms   "
+                f"lag after a 40-key burst {lag:6.1f} ms",
+                flush=True,
+            )
     return found
 
 
-CASES = {"canvas": (OWN, ".ppo-canvas input[type=range]"), "jslinked": (LINKED, ".widget-slider [role=slider]"),
-         "interact": (INTERACT, ".widget-slider [role=slider]")}
+CASES = {
+    "canvas": (OWN, ".ppo-canvas input[type=range]"),
+    "jslinked": (LINKED, ".widget-slider [role=slider]"),
+    "interact": (INTERACT, ".widget-slider [role=slider]"),
+}
 
 if __name__ == "__main__":
     print(json.dumps(run(CASES)))

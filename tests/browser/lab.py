@@ -1,13 +1,14 @@
-"""A JupyterLab of its own in a temporary folder, driven with Playwright: what the browser tests and benchmarks share.
+"""A JupyterLab of its own in a temporary folder, driven with Playwright, for browser tests and benchmarks.
 
-    with Lab() as lab, browser_page() as page:
-        lab.open(page, {"demo.ipynb": ["1 + 1"]}, "demo.ipynb")
-        lab.run_all(page)
+with Lab() as lab, browser_page() as page:
+    lab.open(page, {"demo.ipynb": ["1 + 1"]}, "demo.ipynb")
+    lab.run_all(page)
 """
 
 import contextlib
 import json
 import os
+import re
 import secrets
 import shutil
 import socket
@@ -19,16 +20,37 @@ import urllib.request
 from pathlib import Path
 
 REPO = Path(__file__).resolve().parents[2]
-FLAGS = ("--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking "
-         "--disable-component-update --disable-sync").split()
-CHROMIUM = next((p for name in ("chromium", "chromium-browser", "google-chrome") if (p := shutil.which(name))), None)
+FLAGS = (
+    "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync"
+).split()
+CHROMIUM = next(
+    (p for name in ("chromium", "chromium-browser", "google-chrome") if (p := shutil.which(name))), None
+)
+
+# A click on a prompt is sometimes taken back by the widget that had the focus; this is not.
+ACTIVATE = """(number) => {
+  const { content } = window.jupyterapp.shell.currentWidget;
+  const code = content.widgets.filter((cell) => cell.model.type === 'code');
+  content.activeCellIndex = content.widgets.indexOf(code[number]);
+}"""
 
 
 def notebook(cells) -> dict:
     """A notebook of code cells; a cell that starts with "#md " is markdown."""
-    made = [{"cell_type": "markdown", "id": f"c{i}", "metadata": {}, "source": source[4:]} if source.startswith("#md ") else
-            {"cell_type": "code", "id": f"c{i}", "metadata": {}, "execution_count": None, "outputs": [], "source": source}
-            for i, source in enumerate(cells)]
+    made = [
+        {"cell_type": "markdown", "id": f"c{i}", "metadata": {}, "source": source[4:]}
+        if source.startswith("#md ")
+        else {
+            "cell_type": "code",
+            "id": f"c{i}",
+            "metadata": {},
+            "execution_count": None,
+            "outputs": [],
+            "source": source,
+        }
+        for i, source in enumerate(cells)
+    ]
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
     return {"cells": made, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
 
@@ -40,7 +62,9 @@ def browser_page(width=1200, height=1000, scale=1.0, **options):
 
     with sync_playwright() as play:
         browser = play.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        page = browser.new_page(viewport={"width": width, "height": height}, device_scale_factor=scale, **options)
+        page = browser.new_page(
+            viewport={"width": width, "height": height}, device_scale_factor=scale, **options
+        )
         page.problems = []
         page.on("pageerror", lambda error: page.problems.append(str(error)))
         try:
@@ -50,7 +74,7 @@ def browser_page(width=1200, height=1000, scale=1.0, **options):
 
 
 class Lab:
-    """JupyterLab on the loopback address with a free port and a token of its own; everything it writes is temporary."""
+    """JupyterLab on the loopback address, with its own port and token; everything it writes is temporary."""
 
     def __init__(self, subshells: bool = True, env: dict | None = None):
         self.folder = Path(tempfile.mkdtemp(prefix="lab-"))
@@ -59,26 +83,49 @@ class Lab:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        settings = {"@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False}}
+        settings = {
+            "@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False}
+        }
         if not subshells:
             settings["@jupyterlab/apputils-extension:kernels-settings"] = {"commsOverSubshells": "disabled"}
         config = self.folder / "config" / "labconfig"
         config.mkdir(parents=True)
         (config / "default_setting_overrides.json").write_text(json.dumps(settings))
-        self.env = {**os.environ, "OMP_NUM_THREADS": "1", "JUPYTER_CONFIG_PATH": str(self.folder / "config"),
-                    "PYTHONPATH": os.pathsep.join([str(REPO), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
-                    **{f"JUPYTER_{kind}_DIR": str(self.folder / kind.lower()) for kind in ("CONFIG", "DATA", "RUNTIME")},
-                    "IPYTHONDIR": str(self.folder / "ipython"), **(env or {})}
+        self.env = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "JUPYTER_CONFIG_PATH": str(self.folder / "config"),
+            "PYTHONPATH": os.pathsep.join([str(REPO), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
+            **{
+                f"JUPYTER_{kind}_DIR": str(self.folder / kind.lower())
+                for kind in ("CONFIG", "DATA", "RUNTIME")
+            },
+            "IPYTHONDIR": str(self.folder / "ipython"),
+            **(env or {}),
+        }
         self.env.pop("MPLBACKEND", None)
 
     def __enter__(self):
         work = self.folder / "work"
         work.mkdir()
         self.log = open(self.folder / "lab.log", "w")
-        command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--ip=127.0.0.1", f"--port={self.port}",
-                   f"--IdentityProvider.token={self.token}", "--ServerApp.port_retries=0", "--allow-root",
-                   "--LabApp.expose_app_in_browser=True", f"--ServerApp.root_dir={work}", "--LabApp.news_url=None"]
-        self.server = subprocess.Popen(command, env=self.env, cwd=work, stdout=self.log, stderr=subprocess.STDOUT)
+        command = [
+            sys.executable,
+            "-m",
+            "jupyterlab",
+            "--no-browser",
+            "--ip=127.0.0.1",
+            f"--port={self.port}",
+            f"--IdentityProvider.token={self.token}",
+            "--ServerApp.port_retries=0",
+            "--allow-root",
+            "--LabApp.expose_app_in_browser=True",
+            f"--ServerApp.root_dir={work}",
+            "--LabApp.news_url=None",
+        ]
+        self.server = subprocess.Popen(
+            command, env=self.env, cwd=work, stdout=self.log, stderr=subprocess.STDOUT
+        )
         for _ in range(300):
             if self.server.poll() is not None:
                 break
@@ -110,7 +157,11 @@ class Lab:
             self.write(name, cells)
         page.goto(f"{self.url}/lab/tree/{name}?reset&token={self.token}")
         page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=timeout * 1000)
-        self.wait(page, "document.querySelector('.jp-Notebook-ExecutionIndicator')?.dataset.status === 'idle'", timeout)
+        self.wait(
+            page,
+            "document.querySelector('.jp-Notebook-ExecutionIndicator')?.dataset.status === 'idle'",
+            timeout,
+        )
         time.sleep(2)  # commands sent earlier are lost now and then
 
     def command(self, page, name):
@@ -127,11 +178,39 @@ class Lab:
                   .every(p => /\\[\\d+\\]/.test(p.textContent))"""
         self.wait(page, done, timeout)
 
+    def start_cell(self, page, number):
+        """Run code cell `number`; returns a function that waits until it is done."""
+        prompt = page.locator(".jp-Notebook .jp-CodeCell").nth(number).locator(".jp-InputPrompt")
+        before = prompt.inner_text()
+        for _ in range(5):  # a busy page loses a command now and then
+            page.evaluate(ACTIVATE, number)
+            self.command(page, "notebook:run-cell")
+            for _ in range(50):
+                page.wait_for_timeout(100)
+                if prompt.inner_text() != before:
+                    break
+            else:
+                continue
+            break
+
+        def wait(timeout=60):
+            end = time.monotonic() + timeout
+            while not re.fullmatch(r"\[\d+\]:?", text := prompt.inner_text().strip()) or text == before.strip():
+                if time.monotonic() > end:
+                    raise TimeoutError(f"cell {number} not done after {timeout} s, its prompt is {text!r}")
+                page.wait_for_timeout(50)
+
+        return wait
+
+    def run_cell(self, page, number, timeout=60):
+        """Run code cell `number` and wait until it is done."""
+        self.start_cell(page, number)(timeout)
+
     @staticmethod
     def wait(page, expression, timeout=60):
         page.wait_for_function(f"() => {{ return {expression}; }}", timeout=timeout * 1000)
 
     def kernels(self) -> list:
-        """The running kernels as the server sees them (execution_state "dead" or "restarting" after a crash)."""
+        """The kernels as the server sees them (`execution_state` is "dead" or "restarting" after a crash)."""
         with urllib.request.urlopen(f"{self.url}/api/kernels?token={self.token}", timeout=10) as answer:
             return json.load(answer)

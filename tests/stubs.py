@@ -44,8 +44,9 @@ class HuggingFaceStyle(nn.Module):
     def get_output_embeddings(self):
         return self.head
 
-    def forward(self, input_ids=None, attention_mask=None, position_ids=None, **kwargs):
-        self.calls.append({"attention_mask": attention_mask, "position_ids": position_ids, **kwargs})
+    def forward(self, input_ids=None, attention_mask=None, position_ids=None, logits_to_keep=0, **kwargs):
+        given = dict(attention_mask=attention_mask, position_ids=position_ids, logits_to_keep=logits_to_keep)
+        self.calls.append(given | kwargs)
         B, L = input_ids.shape
         allowed = torch.ones(L, L, dtype=torch.bool).tril().expand(B, L, L)
         if attention_mask is not None:
@@ -54,7 +55,7 @@ class HuggingFaceStyle(nn.Module):
         positions = torch.arange(L) if position_ids is None else position_ids
         x = self.wte(input_ids) + self.wpe(positions)
         x = self.block(x, src_mask=~allowed.repeat_interleave(2, dim=0))
-        return SimpleNamespace(logits=self.head(x), past_key_values=None)
+        return SimpleNamespace(logits=self.head(x[:, -logits_to_keep:]), past_key_values=None)
 
 
 class ForeignActorCritic(nn.Module):

@@ -192,15 +192,16 @@ def test_an_interrupt_between_updates_keeps_everything(when):
     assert log.stopped_by == "interrupt" and log.metrics == wanted.metrics and same(before, policy)
 
 
+@pytest.mark.parametrize("whole", [0, 2], ids=["the first update", "the third"])
 @pytest.mark.parametrize("where", ["reward", "minibatch"])
-def test_an_interrupt_inside_an_update_goes_back_to_the_last_whole_one(where, monkeypatch):
+def test_an_interrupt_inside_an_update_goes_back_to_the_last_whole_one(where, whole, monkeypatch):
     world, count = StoppingWorld(), 0
 
     def interrupting(real):
         def function(*args, **kwargs):
             nonlocal count
             count += 1
-            if count == (3 if where == "reward" else 2 * 8 + 3):  # eight steps an update: in the third of the third
+            if count == (whole + 1 if where == "reward" else whole * 8 + 3):  # an update has eight steps
                 raise KeyboardInterrupt
             return real(*args, **kwargs)
 
@@ -211,8 +212,8 @@ def test_an_interrupt_inside_an_update_goes_back_to_the_last_whole_one(where, mo
     reward = interrupting(world.true_score) if where == "reward" else world.true_score
     policy, log = pt.train_ppo(world, CONFIG, **quick(reward=reward))
     monkeypatch.undo()
-    before, wanted = state_after(2)
-    assert log.stopped_by == "interrupt" and len(log) == 2
+    before, wanted = state_after(whole)
+    assert log.stopped_by == "interrupt" and len(log) == whole
     assert log.metrics == wanted.metrics and log.samples == wanted.samples and same(before, policy)
 
 

@@ -141,7 +141,7 @@ def freeze_rollout(
     with dropout_off(policy, reference, value_head):
         # needed: the positions before each response token, P-1 ... P+T-2, and the last for `last_value`
         logits, values = logits_and_values(policy, input_ids, value_head, attention_mask, keep=length + 1)
-        logits_ref = logits_of(call_model(reference, input_ids, attention_mask, keep=length + 1))
+        logits_ref = logits_of(call_model(reference, input_ids, attention_mask, length + 1, values=False))
     count = torch.arange(1, length + 1) * mask  # tokens up to each real one
     last_index = count.amax(1, keepdim=True)  # of the last real token, counted from the last prompt token
     return Rollout(

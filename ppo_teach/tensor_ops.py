@@ -98,7 +98,7 @@ def as_mask(mask, like):
         raise ValueError(
             f"mask has shape {tuple(mask.shape)} but the data has shape {tuple(like.shape)}: they must be equal"
         )
-    return mask != 0
+    return mask if mask.dtype == torch.bool else mask != 0
 
 
 def hide_padding(mask, *tensors):
@@ -291,11 +291,11 @@ def dropout_off(*modules):
     With dropout on, the same weights score the same token differently in each pass: a ratio that is not 1 before
     the first step and a KL that is not 0. Gradients flow as usual.
     """
-    before = [(part, part.training) for module in modules if module is not None for part in module.modules()]
-    for part, _ in before:
+    training = [part for module in modules if module is not None for part in module.modules() if part.training]
+    for part in training:
         part.training = False
     try:
         yield
     finally:
-        for part, mode in before:
-            part.training = mode
+        for part in training:
+            part.training = True

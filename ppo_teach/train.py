@@ -138,9 +138,10 @@ def ppo_update(policy, value_head, optimizer, rollout, config, *, kl_coef=None, 
     Taught in: notebooks/07_training_step.ipynb
     """
     advantages, returns, kl = shaped_advantages(rollout, config, kl_coef, eos_id)
-    steps = list(
-        ppo_epochs(policy, value_head, optimizer, rollout, advantages, returns, config, generator, critic_only)
-    )
+    with dropout_off(policy, value_head):
+        steps = list(
+            ppo_epochs(policy, value_head, optimizer, rollout, advantages, returns, config, generator, critic_only)
+        )
     average = {
         name: sum(step[name] for step in steps) / len(steps) if steps else 0.0
         for name in ("policy_loss", "value_loss", "clip_fraction", "ratio_outside_fraction", "approx_kl", "grad_norm")

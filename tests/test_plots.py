@@ -1,6 +1,8 @@
 """The static figures show exactly the arrays given, leave nothing behind, and say what is measured and what is not."""
 
 import ast
+import dataclasses
+import importlib.util
 import io
 import re
 from pathlib import Path
@@ -9,9 +11,8 @@ import matplotlib
 import numpy as np
 import pytest
 
-from ppo_teach import plots
+from ppo_teach import PPOConfig, ReviewWorld, TrainingLog, plots, train_ppo
 from ppo_teach.colors import COLORS
-from ppo_teach.train import TrainingLog
 
 ROOT = Path(__file__).resolve().parent.parent
 SAMPLES = [
@@ -316,3 +317,86 @@ def test_updates_are_counted_in_whole_numbers():
 def test_a_bar_of_almost_nothing_is_not_labelled_minus_zero():
     ax = plots.plot_token_strip(["a"], [-0.001], "kl", title="T", ylabel="nats").axes[0]
     assert [text.get_text() for text in ax.texts] == ["0.00"]
+
+
+# ---------------------------------------------------------------- the README's pictures, links and code
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def make_figures():
+    spec = importlib.util.spec_from_file_location("make_figures", ROOT / "figures" / "make_figures.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_shipped_run_is_a_whole_default_run(make_figures):
+    log = TrainingLog.load(make_figures.RUN)
+    defaults = dataclasses.asdict(PPOConfig())
+    assert len(log) == 60 and log.stopped_by == "finished"
+    assert {name: log.info["config"][name] for name in defaults} == defaults
+    assert log.info["world"] == "review" and log.info["reward"] == "true" and log.info["seed"] == 0
+    assert log.info["command"] == "python figures/make_figures.py --train"
+
+
+def test_the_shipped_run_is_what_the_code_does_today(make_figures):
+    """Two updates are repeated: enough to see that weights, reward or step have changed since the log was made."""
+    shipped = TrainingLog.load(make_figures.RUN)
+    _, log = train_ppo(ReviewWorld(), PPOConfig(), num_updates=2, seed=0)
+    for name in ("mean_reward", "kl_per_response", "entropy", "value_loss"):
+        assert log.metrics[name] == pytest.approx(shipped.metrics[name][:2], abs=0.02), name
+    first = [sample["response"] for sample in log.samples if sample["update"] == 0]
+    assert first == [sample["response"] for sample in shipped.samples if sample["update"] == 0]
+
+
+def test_the_hero_shows_the_shipped_run(make_figures):
+    log = TrainingLog.load(make_figures.RUN)
+    hero = make_figures.figures(log)["hero.png"]
+    assert drawn(hero.axes[0])[0].get_ydata() == pytest.approx(log.metrics["mean_reward"])
+    assert drawn(hero.axes[1])[0].get_ydata() == pytest.approx(log.metrics["kl_per_response"])
+
+
+def test_reviews_are_chosen_by_rule_not_by_taste(make_figures):
+    log = TrainingLog()
+    log.append({"mean_reward": 1.0})
+    log.samples = [{"update": 0, "score": score} for score in (2.9, 0.8, -1.0)]
+    assert make_figures.typical_samples(log, [0]) == [{"update": 0, "score": 0.8}]
+
+
+def test_the_pictures_are_small(make_figures, tmp_path):
+    make_figures.main(["--out", str(tmp_path)])
+    made = {path.name: path.stat().st_size for path in tmp_path.glob("*.png")}
+    committed = {path.name: path.stat().st_size for path in (ROOT / "figures").glob("*.png")}
+    assert set(made) == set(committed) == {"hero.png", "loop.png", "schematic_vs_measured.png"}
+    assert max(made.values()) < 200_000 and max(committed.values()) < 200_000
+
+
+def test_every_picture_and_link_of_the_readme_exists():
+    links = re.findall(r"\]\(([^)#]+)\)", README)
+    assert links and all((ROOT / link).exists() for link in links), links
+    pictures = re.findall(r"!\[([^\]]*)\]", README)
+    assert len(pictures) == 2 and all(len(alt) > 20 for alt in pictures)
+
+
+def test_the_readme_names_every_notebook_that_is_there():
+    there = {path.name for path in (ROOT / "notebooks").glob("*.ipynb")}
+    assert there == set(re.findall(r"\(notebooks/([^)]+)\)", README))
+    rows = re.findall(r"^\| (\d\d) \|.*\| (\d+) \| (.+) \|$", README, flags=re.MULTILINE)
+    assert [row[0] for row in rows] == [f"{i:02d}" for i in range(12)]
+    for number, _, today in rows:
+        assert (today == "in preparation") != any(name.startswith(number) for name in there), (number, today)
+
+
+def test_readme_and_first_notebook_agree_on_minutes():
+    text = (ROOT / "notebooks" / "00_start_here.ipynb").read_text(encoding="utf-8")
+    in_notebook = dict(re.findall(r"\| (\d\d) \|[^|]*\| (\d+) \|", text))
+    assert in_notebook == dict(re.findall(r"^\| (\d\d) \|.*\| (\d+) \| .+ \|$", README, flags=re.MULTILINE))
+
+
+def test_the_code_of_the_readme_runs(capsys):
+    code = re.search(r"```python\n(.*?)```", README, flags=re.DOTALL)[1]
+    assert len([line for line in code.splitlines() if line.strip()]) <= 5
+    exec(compile(code.replace("num_updates=60", "num_updates=1"), "README.md", "exec"), {})
+    assert capsys.readouterr().out.strip()

@@ -80,6 +80,16 @@ def test_the_stamp_spares_a_second_set_up(checkout, monkeypatch):
     course.setup("test")
 
 
+def test_an_extra_is_added_to_a_finished_set_up_without_touching_torch(checkout, monkeypatch):
+    course.STAMP.write_text(course.fingerprint() + " sweeps")
+    ran = []
+    monkeypatch.setattr(course, "run_quietly", lambda command, doing: ran.append(command) or (True, ""))
+    monkeypatch.setattr(course.subprocess, "call", lambda *_, **__: 0)
+    course.setup("test")
+    assert [command[-1] for command in ran] == [".[sweeps,test]"]
+    assert course.installed_extras() == {"sweeps", "test"}
+
+
 @pytest.mark.parametrize("changed", ["requirements.txt", "pyproject.toml"])
 def test_a_changed_pin_asks_for_a_new_set_up(checkout, changed):
     course.STAMP.write_text(course.fingerprint())

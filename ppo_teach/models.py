@@ -36,7 +36,7 @@ def sample_tokens(logits, temperature=1.0, top_k=None, generator=None):
     policy at this temperature: it is the one the training pass recomputes. A filtered one would make the ratio
     differ from 1 before the first step.
 
-    Args: logits [B, V]. Returns: tokens [B], log_probs [B] in nats.
+    Args: logits [B, V]. Returns: tokens [B], log_probs [B] in nats. Raises: FloatingPointError for NaN logits.
     Taught in: notebooks/01_language_model_as_policy.ipynb
     """
     log_probs = F.log_softmax(logits / temperature if temperature != 1.0 else logits, dim=-1)
@@ -45,8 +45,11 @@ def sample_tokens(logits, temperature=1.0, top_k=None, generator=None):
         smallest = log_probs.topk(top_k, dim=-1).values[:, -1:]
         allowed = log_probs.masked_fill(log_probs < smallest, -math.inf)
     cumulative = allowed.exp().cumsum(-1, dtype=torch.float64)
+    total = cumulative[:, -1:]
+    if total.isnan().any():
+        raise FloatingPointError("the policy's logits hold NaN or infinity: its weights have exploded")
     # a float64 draw times the total stays strictly below it, so a token of probability 0 is never chosen
-    draw = torch.rand(len(logits), 1, dtype=torch.float64, generator=generator) * cumulative[:, -1:]
+    draw = torch.rand(len(logits), 1, dtype=torch.float64, generator=generator) * total
     tokens = torch.searchsorted(cumulative, draw, right=True)  # [B, 1]
     return tokens.squeeze(-1), log_probs.gather(-1, tokens).squeeze(-1)
 

@@ -169,6 +169,12 @@ def test_a_forbidden_token_is_never_drawn_not_even_first_or_last():
     assert (sample_tokens(logits.expand(10_000, -1), generator=seeded())[0] == 1).all()
 
 
+@pytest.mark.parametrize("logits", [[math.nan, 0.0], [math.inf, 0.0], [-math.inf, -math.inf]], ids=str)
+def test_a_policy_that_has_exploded_draws_nothing(logits):
+    with pytest.raises(FloatingPointError, match="logits hold NaN or infinity"):
+        sample_tokens(torch.tensor([[0.0, 0.0], logits]), generator=seeded())
+
+
 # ---------------------------------------------------------------- TinyLM.generate
 
 @critics

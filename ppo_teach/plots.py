@@ -31,7 +31,7 @@ METRICS = {
     "entropy": ("entropy", "nats per token", "policy", False),
     "clip_fraction": ("clip fraction", "share of tokens", "policy", False),
     "ratio_outside_fraction": ("ratio outside the band", "share of tokens", "policy", False),
-    "approx_kl": ("KL, old to new policy", "nats per token", "old", False),
+    "approx_kl": ("KL, old to new policy", "nats per token", "policy", False),
     "mean_ratio": ("mean ratio", "new / old", "policy", False),
     "max_ratio": ("largest ratio", "new / old", "policy", False),
     "grad_norm": ("gradient norm", "before the cut", "black", False),

@@ -25,6 +25,7 @@ import anywidget
 import ipywidgets
 import numpy as np
 import traitlets
+from IPython.display import display
 
 from ppo_teach.marks import Slider, format_number, sweep
 from ppo_teach.still import still_figure
@@ -230,6 +231,18 @@ class FrameCanvas(anywidget.AnyWidget):
         size = {"width": 900, "height": round(figure.get_figheight() * 100)}
         return {**view, "image/png": image}, {"image/png": {**size, "alt": self.spec["alt"]}}
 
+    def _ipython_display_(self):
+        _show(self, self.spec)
+
+
+def _show(widget, spec):
+    """The widget or its picture, and the picture in words: most viewers drop the alt text of an output."""
+    data, metadata = widget._repr_mimebundle_()
+    display(data, metadata=metadata, raw=True)
+    caption, alt = html.escape(spec["caption"]), html.escape(spec["alt"])
+    words = f"<details><summary>Figure in words</summary><p>{alt}</p><p><i>{caption}</i></p></details>"
+    display({"text/html": words, "text/plain": f"{spec['alt']}\n{spec['caption']}"}, raw=True)
+
 
 def _texts(array, template):
     texts = [format_number(template, value) for value in array.ravel().tolist()]
@@ -295,6 +308,9 @@ class Explorer(ipywidgets.VBox):
     def _repr_mimebundle_(self, **kwargs):
         data, metadata = self.canvas._repr_mimebundle_(**kwargs)
         return {**data, **(super()._repr_mimebundle_(**kwargs) or {}), "text/plain": repr(self)}, metadata
+
+    def _ipython_display_(self):
+        _show(self, self.canvas.spec)
 
 
 def _slider_widget(slider: Slider):

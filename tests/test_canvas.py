@@ -232,6 +232,8 @@ def test_values_snap_to_positions_and_presets_jump(explorer):
     explorer.sliders["clip_epsilon"].value = 0.27
     explorer.sliders["epochs"].value = 7
     assert explorer.sliders["clip_epsilon"].value == 0.3 and explorer.sliders["epochs"].value == 8
+    explorer.sliders["clip_epsilon"].value = 0.31  # the nearest position is the one it has
+    assert explorer.sliders["clip_epsilon"].value == 0.3
     explorer.sliders["clip_epsilon"].value = 99
     assert explorer.drawn()["clip"].tolist() == [[0.5, 1.5]]
     explorer.reset()
@@ -318,6 +320,16 @@ def test_the_output_has_a_still_picture_and_a_stable_text(explorer):
     assert explorer._repr_mimebundle_()[0]["image/png"] != data["image/png"]
     assert plt.get_fignums() == []
     assert "0x" not in repr(explorer.canvas) and explorer.canvas._repr_mimebundle_()[0]["image/png"]
+
+
+def test_the_picture_is_also_there_in_words(explorer, monkeypatch):
+    shown = []
+    monkeypatch.setattr(canvas_module, "display", lambda data, metadata=None, raw=False: shown.append(data))
+    explorer._ipython_display_()
+    picture, words = shown
+    assert picture["text/plain"] == repr(explorer) and "image/png" in picture and "text/html" not in picture
+    assert words["text/plain"] == "A kinked line over a band.\nWhat moves?"
+    assert "<details>" in words["text/html"] and "A kinked line over a band." in words["text/html"]
 
 
 def test_the_still_picture_draws_the_same_arrays(explorer):

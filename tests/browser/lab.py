@@ -195,7 +195,7 @@ class Lab:
 
         def wait(timeout=60):
             end = time.monotonic() + timeout
-            while not re.fullmatch(r"\[\d+\]:?", text := prompt.inner_text().strip()) or text == before.strip():
+            while (text := prompt.inner_text()) == before or not re.search(r"\d", text):
                 if time.monotonic() > end:
                     raise TimeoutError(f"cell {number} not done after {timeout} s, its prompt is {text!r}")
                 page.wait_for_timeout(50)

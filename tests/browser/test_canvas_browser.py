@@ -1,4 +1,4 @@
-"""The canvas in a real browser: what is drawn is `.drawn()`, by mouse and keyboard, with a kernel and without."""
+"""The canvas in a real browser: it draws `.drawn()`, by mouse and keyboard, with a kernel and without."""
 
 import json
 
@@ -28,24 +28,46 @@ def build(name="clip_explorer"):
     ]
     panels = [
         Panel("Past the clip the gain stops", "ratio", "objective", (0, 2), (-2, 2), zero=True),
-        Panel("Tokens", "", "advantage", (-0.6, 2.6), (-1, 1), zero=True, xticks=["the", "delicious", "soup"]),
+        Panel(
+            "Tokens", "", "advantage", (-0.6, 2.6), (-1, 1), zero=True, xticks=["the", "delicious", "soup"]
+        ),
         Panel("A table", "column", "row", (-0.5, 2.5), (1.5, -0.5)),
     ]
     marks = [
-        band("clip", lambda clip_epsilon: 1 - clip_epsilon, lambda clip_epsilon: 1 + clip_epsilon, label="clip"),
+        band(
+            "clip", lambda clip_epsilon: 1 - clip_epsilon, lambda clip_epsilon: 1 + clip_epsilon, label="clip"
+        ),
         line("objective", x, objective, "policy", label="clipped"),
         guide("one", 1.0, label="start"),
         guide("level", lambda epochs: 1 / epochs, "reference", axis="y"),
         text("number", 0.1, 1.6, lambda epochs: 1 / epochs, "kl", format="1/K = {:.3f}"),
-        bars("advantage", lambda epochs: np.array([0.8, -0.5, 0.02]) / epochs, "advantage", panel=1, values="{:+.2f}"),
+        bars(
+            "advantage",
+            lambda epochs: np.array([0.8, -0.5, 0.02]) / epochs,
+            "advantage",
+            panel=1,
+            values="{:+.2f}",
+        ),
         points("value", [0, 1, 2], lambda epochs, sign: np.arange(3) / epochs, "value", panel=1, label="V"),
-        cells("table", lambda epochs: np.arange(6).reshape(2, 3) / epochs, "score", panel=2, vmax=5, values="{:.1f}"),
+        cells(
+            "table",
+            lambda epochs: np.arange(6).reshape(2, 3) / epochs,
+            "score",
+            panel=2,
+            vmax=5,
+            values="{:.1f}",
+        ),
     ]
     return Explorer(
-        name, sliders, panels, marks, words="At ε = {clip_epsilon} the size is {size:.2f}.",
+        name,
+        sliders,
+        panels,
+        marks,
+        words="At ε = {clip_epsilon} the size is {size:.2f}.",
         readouts={"size": lambda clip_epsilon, epochs: clip_epsilon * epochs},
         presets={"too large": {"clip_epsilon": 0.5, "epochs": 8}},
-        caption="What moves?", alt="A kinked line over a band.",
+        caption="What moves?",
+        alt="A kinked line over a band.",
     )
 
 
@@ -77,7 +99,13 @@ def look(tab, number=0):
 def assert_same(shown, drawn, words):
     """The browser's float32 arrays against `.drawn()`."""
     marks = shown["marks"]
-    for key, field in (("objective", "y"), ("objective_x", "x"), ("advantage", "y"), ("value", "y"), ("table", "z")):
+    for key, field in (
+        ("objective", "y"),
+        ("objective_x", "x"),
+        ("advantage", "y"),
+        ("value", "y"),
+        ("table", "z"),
+    ):
         given = marks[f"{key.removesuffix('_x')}.{field}"]
         np.testing.assert_array_equal(np.array(given), np.asarray(drawn[key], dtype="<f4"))
     for i, field in enumerate(("lo", "hi")):
@@ -87,7 +115,7 @@ def assert_same(shown, drawn, words):
     assert shown["words"] == words
 
 
-# ---- a saved page, no kernel ---------------------------------------------------------------------------------------
+# ---- a saved page, no kernel -----------------------------------------------------------------------------
 @pytest.fixture
 def explorer():
     made = build()
@@ -110,8 +138,16 @@ def tab(tmp_path, explorer):
 
 
 def test_keyboard_moves_every_slider_of_a_saved_page(tab, explorer):
-    moves = [(0, "ArrowRight"), (0, "Home"), (0, "End"), (0, "PageDown"), (1, "ArrowRight"), (1, "ArrowRight"),
-             (1, "Home"), (0, "ArrowLeft")]
+    moves = [
+        (0, "ArrowRight"),
+        (0, "Home"),
+        (0, "End"),
+        (0, "PageDown"),
+        (1, "ArrowRight"),
+        (1, "ArrowRight"),
+        (1, "Home"),
+        (0, "ArrowLeft"),
+    ]
     _, before = look(tab)
     for slider, key in moves:
         tab.locator(RANGE).nth(slider).focus()
@@ -152,7 +188,9 @@ def test_it_can_be_used_without_seeing_the_picture(tab):
     assert root.locator("canvas").get_attribute("aria-label") == "A kinked line over a band."
     slider = tab.get_by_role("slider", name="clip epsilon ε").first
     assert slider.get_attribute("aria-valuetext") == "0.20"
-    assert tab.get_by_role("radiogroup", name="advantage").first.get_by_role("radio", name="A < 0").count() == 1
+    assert (
+        tab.get_by_role("radiogroup", name="advantage").first.get_by_role("radio", name="A < 0").count() == 1
+    )
     status = root.get_by_role("status")
     assert status.get_attribute("aria-live") == "polite"
     slider.focus()
@@ -182,7 +220,7 @@ def test_the_picture_follows_the_width(tab):
     assert widths[1] == 3 * 300 and widths[0] == 2 * 300  # narrow: one panel below the other
 
 
-# ---- JupyterLab ----------------------------------------------------------------------------------------------------
+# ---- JupyterLab ------------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def lab():
     with Lab() as started:  # JupyterLab's own defaults: widget messages go to a second kernel thread
@@ -200,7 +238,11 @@ def state(lab):
 
 
 def test_browser_and_kernel_hold_the_same_state(lab, screen):
-    cells = [source() + "\nexplorer = build()\nexplorer", "explorer.sliders['clip_epsilon'].value = 0.4", SAVE]
+    cells = [
+        source() + "\nexplorer = build()\nexplorer",
+        "explorer.sliders['clip_epsilon'].value = 0.4\nexplorer.canvas.update(table={'z': np.ones((2, 3))})",
+        SAVE,
+    ]
     lab.open(screen, "state.ipynb", cells)
     lab.run_cell(screen, 0)
     screen.wait_for_selector(".ppo-canvas[data-frame]")
@@ -245,8 +287,11 @@ def test_a_fast_drag_is_never_pulled_back(lab, screen):
 
 
 def test_errors_are_shown_in_the_widget(lab, screen):
-    cells = [source() + "\nexplorer = build()\nexplorer",
-             "explorer.sliders['epochs'].observe(lambda change: 1 / 0, 'value')", "explorer.canvas.index = {}"]
+    cells = [
+        source() + "\nexplorer = build()\nexplorer",
+        "explorer.sliders['epochs'].observe(lambda change: 1 / 0, 'value')",
+        "explorer.canvas.index = {}",
+    ]
     lab.open(screen, "errors.ipynb", cells)
     lab.run_cell(screen, 0)
     trouble = screen.locator(".ppo-error")
@@ -295,7 +340,9 @@ figures = i + 1
     screen.wait_for_timeout(500)
     lab.run_cell(screen, 2)
     assert state(lab) == [80, 0.5]
-    assert [kernel["execution_state"] for kernel in lab.kernels() if kernel["execution_state"] == "dead"] == []
+    assert [
+        kernel["execution_state"] for kernel in lab.kernels() if kernel["execution_state"] == "dead"
+    ] == []
     assert screen.locator(".jp-RenderedText[data-mime-type*=stderr]").count() == 0
 
 
@@ -314,10 +361,13 @@ def test_sliders_outlive_the_kernel(lab, screen):
 
 
 def test_questions_are_answered_by_keyboard(lab, screen):
-    cells = ["from ppo_teach.notebook import predict, quiz\nguess = predict('Ratio?', ['0', '<b>1</b>'])",
-             "asked = quiz('00-frames')", "free = predict('How many nats?')",
-             "import json\nguess.reveal('<b>1</b>')\n"
-             "open('state.json', 'w').write(json.dumps([guess.guess, asked.given, free.guess]))"]
+    cells = [
+        "from ppo_teach.notebook import predict, quiz\nguess = predict('Ratio?', ['0', '<b>1</b>'])",
+        "asked = quiz('00-frames')",
+        "free = predict('How many nats?')",
+        "import json\nguess.reveal('<b>1</b>')\n"
+        "open('state.json', 'w').write(json.dumps([guess.guess, asked.given, free.guess]))",
+    ]
     lab.open(screen, "ask.ipynb", cells)
     for number in range(3):
         lab.run_cell(screen, number)

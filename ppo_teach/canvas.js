@@ -118,15 +118,13 @@ const DRAW = {
   },
   points: (ctx, { style }, { x, y }, at) => y.forEach((v, i) => real(x[i], v) && marker(ctx, style, at.x(x[i]), at.y(v))),
   bars(ctx, { style }, { x, y, base, values }, at) {
-    const [down, up] = style.hatch === "sign" ? ["-", "+"] : [style.hatch, style.hatch];
-    const fills = [hatched(ctx, style.color, down), hatched(ctx, style.color, up)];
+    const hatches = style.hatch === "sign" ? ["-", "+"] : [style.hatch, style.hatch];
+    const fills = hatches.map((hatch) => hatched(ctx, style.color, hatch));
     y.forEach((v, i) => {
       if (!real(x[i], v, base[i])) return;
-      const left = at.x(x[i] - style.width / 2), right = at.x(x[i] + style.width / 2);
-      const top = at.y(v), foot = at.y(base[i]);
+      const [left, right] = [-1, 1].map((side) => at.x(x[i] + (side * style.width) / 2)), top = at.y(v), foot = at.y(base[i]);
       ctx.globalAlpha = style.alpha; ctx.fillStyle = fills[Number(v >= base[i])];
-      ctx.fillRect(left, Math.min(top, foot), right - left, Math.max(Math.abs(foot - top), 1));
-      ctx.globalAlpha = 1;
+      ctx.fillRect(left, Math.min(top, foot), right - left, Math.max(Math.abs(foot - top), 1)); ctx.globalAlpha = 1;
       const inside = Math.min(Math.max(top, at.box.top + 8), at.box.bottom - 8), lift = top <= foot ? -9 : 10;
       if (values) write(ctx, values[i], (left + right) / 2, inside + lift, { align: "center", font: SMALL, halo: true });
     });
@@ -239,8 +237,7 @@ function drawAll(state, canvas) {
   if (canvas.width !== size[0] || canvas.height !== size[1]) [canvas.width, canvas.height] = size;
   canvas.style.height = `${rows * height}px`;
   const ctx = canvas.getContext("2d");
-  ctx.setTransform(sharp, 0, 0, sharp, 0, 0);
-  ctx.fillStyle = "#fff"; ctx.fillRect(0, 0, width, rows * height);
+  ctx.setTransform(sharp, 0, 0, sharp, 0, 0); ctx.fillStyle = "#fff"; ctx.fillRect(0, 0, width, rows * height);
   const marks = (i) => spec.marks.filter((mark) => mark.panel === i);
   const boxes = panels.map((panel, i) => { // the last panel takes what is left of its row
     const w = (width - 16 * (columns - 1)) / columns, x = (i % columns) * (w + 16);
@@ -294,7 +291,7 @@ function render({ model, el }) {
   const box = node("div", root, { class: "ppo-sliders" }), row = node("div", root, { class: "ppo-buttons" });
   node("p", root, { class: "ppo-caption" }, spec.caption);
   const trouble = node("div", root, { class: "ppo-error", role: "alert" });
-  let waiting = 0, told = 0, timer = null, bytes = null, numbers = null;
+  let waiting = 0, told = 0, timer = null, bytes = null, numbers = null, room = {};
 
   const say = (part, position) => {
     if (typeof part === "string") return document.createTextNode(part);
@@ -314,6 +311,9 @@ function render({ model, el }) {
       const marks = drawAll({ spec, numbers, index, position }, canvas);
       words.replaceChildren(...index.words.map((part) => say(part, position)));
       words.hidden = !index.words.length;
+      if (room.width !== root.clientWidth) room = { width: root.clientWidth, height: 0 };
+      words.style.minHeight = `${room.height}px`; // a sentence one line shorter must not move the sliders
+      room.height = Math.max(room.height, words.offsetHeight);
       show.forEach((showAt, i) => showAt(position[i]));
       root.drawn = { position: [...position], words: words.textContent, marks }; // the browser tests read this
       root.dataset.frame = 1 + Number(root.dataset.frame || 0);
@@ -321,7 +321,7 @@ function render({ model, el }) {
     if (trouble.textContent !== problem) trouble.textContent = problem;
     trouble.hidden = !problem;
   };
-  const later = () => { waiting = waiting || requestAnimationFrame(draw); };
+  const later = () => { waiting ||= requestAnimationFrame(draw); };
   const tell = () => { // the latest position wins; without a kernel the picture moves all the same
     clearTimeout(timer);
     const wait = told + SEND_EVERY - performance.now();

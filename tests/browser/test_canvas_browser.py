@@ -220,6 +220,35 @@ def test_the_picture_follows_the_width(tab):
     assert widths[1] == 3 * 300 and widths[0] == 2 * 300  # narrow: one panel below the other
 
 
+def test_sliders_stay_where_they_are_when_the_sentence_gets_shorter(tmp_path):
+    lengths = ["Short.", "A much longer sentence, which needs a second line in a column this narrow. " * 2]
+    made = Explorer(
+        "e",
+        [Slider("a", "a", [0, 1], 0)],
+        [Panel("t", "x", "y", (0, 1), (0, 1))],
+        [line("l", [0, 1], lambda a: [a, a])],
+        words="{say}",
+        readouts={"say": lambda a: np.array(lengths[a], dtype=object)},
+        caption="c",
+        alt="a",
+    )
+    (tmp_path / "e.html").write_text(page("e", made), encoding="utf-8")
+    with browser_page(width=500, height=900) as opened:
+        opened.goto((tmp_path / "e.html").as_uri())
+        opened.locator(RANGE).focus()
+        places = []
+        for key in ("ArrowRight", "ArrowLeft", "ArrowRight"):
+            opened.keyboard.press(key)
+            look(opened)
+            places.append(opened.locator(RANGE).bounding_box()["y"])
+        assert len(set(places)) == 1
+        opened.set_viewport_size({"width": 900, "height": 900})
+        look(opened)
+        opened.keyboard.press("ArrowLeft")
+        look(opened)
+        assert opened.locator(".ppo-words").bounding_box()["height"] < 80
+
+
 # ---- JupyterLab ------------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def lab():

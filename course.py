@@ -55,7 +55,7 @@ def course_env(**extra):
     """The environment of everything that runs notebooks or tests."""
     env = dict(os.environ, OMP_NUM_THREADS="1", PYTHONUTF8="1")  # these models are slower on two threads
     env.pop("MPLBACKEND", None)  # a backend set by hand would take the figures out of the notebooks
-    paths = [str(ROOT / "jupyter"), os.environ.get("JUPYTER_CONFIG_PATH")]
+    paths = [str(ROOT / ".course"), os.environ.get("JUPYTER_CONFIG_PATH")]
     env["JUPYTER_CONFIG_PATH"] = os.pathsep.join(path for path in paths if path)
     env.update(extra)
     return env
@@ -220,13 +220,13 @@ def choose(names):
 def notebooks(*names):
     """Execute notebooks in place and save them in the form that is committed."""
     setup()
-    return run([str(PYTHON), "tools/notebook_files.py", "execute", *choose(names)])
+    return run([str(PYTHON), ".course/notebook_files.py", "execute", *choose(names)])
 
 
 def site():
     """Write the notebooks, with the outputs they hold, as web pages to site/."""
     setup()
-    return run([str(PYTHON), "tools/notebook_files.py", "site", *choose(())])
+    return run([str(PYTHON), ".course/notebook_files.py", "site", *choose(())])
 
 
 VERBS = {"start": start, "test": test, "notebooks": notebooks, "site": site, "setup": setup}

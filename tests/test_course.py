@@ -177,13 +177,13 @@ def test_the_environment_of_kernels(monkeypatch):
     env = course.course_env(ATEN_CPU_CAPABILITY="default")
     assert env["OMP_NUM_THREADS"] == "1" and env["ATEN_CPU_CAPABILITY"] == "default"
     assert "MPLBACKEND" not in env
-    assert env["JUPYTER_CONFIG_PATH"] == os.pathsep.join([str(ROOT / "jupyter"), "mine"])
+    assert env["JUPYTER_CONFIG_PATH"] == os.pathsep.join([str(ROOT / ".course"), "mine"])
 
 
 def test_jupyterlab_knows_every_setting_that_is_overridden():
     """Lab drops an override it does not know without a word, so each is looked up in Lab's own schema."""
     schemas = Path(sys.prefix, "share", "jupyter", "lab", "schemas")
-    overrides = json.loads((ROOT / "jupyter/labconfig/default_setting_overrides.json").read_text())
+    overrides = json.loads((ROOT / ".course/labconfig/default_setting_overrides.json").read_text())
     assert overrides["@jupyterlab/apputils-extension:kernels-settings"]["commsOverSubshells"] == "disabled"
     for plugin, settings in overrides.items():
         package, _, name = plugin.partition(":")

@@ -106,7 +106,7 @@ def hide_padding(mask, *tensors):
 
     Multiplying by the mask afterwards is not enough: 0 * inf is NaN, in the value and in the gradient.
     """
-    hidden = tuple(torch.where(mask, t, torch.zeros((), dtype=t.dtype, device=t.device)) for t in tensors)
+    hidden = tuple(torch.where(mask, t, 0) for t in tensors)
     return hidden[0] if len(hidden) == 1 else hidden
 
 

@@ -20,7 +20,7 @@ LAYERS = {
     "worlds.chain": 2, "worlds.review": 2, "rollout": 2, "rewards": 2, "advantages": 2, "losses": 2, "exact": 2,
     "ppo": 3, "worlds.build": 3, "marks": 3,
     "train": 4, "alternatives": 4, "bugs": 4, "still": 4,
-    "plots": 5, "notebook": 5, "canvas": 5,
+    "plots": 5, "notebook": 5, "canvas": 5, "checker": 5, "checker": 5,
     "live": 6, "explorers": 6, "exercises": 6,
 }  # fmt: skip
 HEAVY = ("matplotlib", "ipywidgets", "IPython", "tqdm", "anywidget", "ipykernel", "traitlets", "scipy", "pandas")

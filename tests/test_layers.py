@@ -105,7 +105,7 @@ def code_lines(path):
 
 def test_the_package_stays_small():
     sizes = {NAMES[path]: code_lines(path) for path in FILES}
-    assert sum(sizes.values()) <= 3500, sizes
+    assert sum(sizes.values()) <= 3800, sizes
     assert max(sizes.values()) <= 500, "a module fits in one reading"
 
 

@@ -11,6 +11,7 @@ import sys
 from dataclasses import asdict, fields
 
 import torch
+from torch.optim.adam import adam
 
 from .advantages import gae
 from .config import PPOConfig
@@ -319,6 +320,49 @@ def reward_function(world, reward, seed):
     raise ValueError(f"reward must be 'true', 'learned' or a callable (prompt_ids, response_ids) -> [B], got {reward!r}")
 
 
+class Adam:
+    """`torch.optim.Adam` without its class: the arithmetic is PyTorch's own, with its defaults for the two means.
+
+    The first object of a class in torch.optim imports PyTorch's compiler, which takes as long as `import torch` did.
+    A parameter without a gradient stays where it is. The state has the form of torch.optim.Adam's.
+    Source: Kingma & Ba 2015, algorithm 1.
+    """
+
+    def __init__(self, parameters, lr, eps):
+        self.param_groups = [{"params": list(parameters), "lr": lr, "eps": eps}]
+        self.state = {}  # number of the parameter -> step, exp_avg, exp_avg_sq
+
+    def zero_grad(self, set_to_none=True):
+        """Drop all gradients."""
+        for parameter in self.param_groups[0]["params"]:
+            parameter.grad = None
+
+    @torch.no_grad()
+    def step(self):
+        """Move every parameter that has a gradient."""
+        group = self.param_groups[0]
+        moving = {i: p for i, p in enumerate(group["params"]) if p.grad is not None}
+        for i, p in moving.items():
+            if i not in self.state:
+                mean, square = torch.zeros_like(p), torch.zeros_like(p)
+                self.state[i] = {"step": torch.zeros(()), "exp_avg": mean, "exp_avg_sq": square}
+        steps, means, squares = ([self.state[i][name] for i in moving] for name in ("step", "exp_avg", "exp_avg_sq"))
+        adam(
+            list(moving.values()), [p.grad for p in moving.values()], means, squares, [], steps, fused=True,
+            amsgrad=False, maximize=False, beta1=0.9, beta2=0.999, weight_decay=0.0, lr=group["lr"], eps=group["eps"],
+        )  # fmt: skip
+
+    def state_dict(self):
+        """Rates and moments, by the number of the parameter."""
+        group = self.param_groups[0]
+        return {"state": self.state, "param_groups": [group | {"params": list(range(len(group["params"])))}]}
+
+    def load_state_dict(self, state):
+        """Go on from what `state_dict` gave; the moments are taken over, not copied."""
+        self.param_groups[0].update(lr=state["param_groups"][0]["lr"], eps=state["param_groups"][0]["eps"])
+        self.state = dict(state["state"])
+
+
 class PPOTrainer:
     """The state of a training run, advanced one update at a time; `config` may be replaced between updates.
 
@@ -347,7 +391,7 @@ class PPOTrainer:
         first_prompt = world.sample_prompts(1, torch.Generator().manual_seed(seed))
         self.value_head = new_value_head(self.policy, first_prompt)
         parameters = [p for model in (self.policy, self.value_head) if model is not None for p in model.parameters()]
-        self.optimizer = torch.optim.Adam(parameters, lr=config.learning_rate, eps=config.adam_eps, fused=True)
+        self.optimizer = Adam(parameters, lr=config.learning_rate, eps=config.adam_eps)
         self.controller = None
         if config.kl_target is not None:
             self.controller = AdaptiveKLController(config.kl_coef, config.kl_target, config.kl_horizon)

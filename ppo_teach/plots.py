@@ -256,6 +256,37 @@ def plot_compare(metrics, names=("policy_loss", "value_loss", "mean_kl", "mean_r
     return figure
 
 
+def plot_plane(lines, points=None, *, title, ylabel="mean reward"):
+    """The reward-KL plane: lines over the KL they cost, and single policies as points.
+
+    Args: lines, dict label -> (kl [N], reward [N], meaning); points, the same, with short lists. Meaning is a name
+        of `colors.COLORS` and gives colour and dash, or marker. A line's label stands at its right end. Returns: Figure.
+    Raises: ValueError for a KL and reward of different lengths.
+    Taught in: notebooks/04_how_far.ipynb
+    """
+    figure, axes = new_figure()
+    ax, ends, inks = axes[0, 0], {}, []
+    for key, (kl, reward, meaning) in {**lines, **(points or {})}.items():
+        kl, reward = _series(key, kl), _series(key, reward)
+        if kl.size != reward.size:
+            raise ValueError(f"{key}: kl and reward must have the same length, got {kl.size} and {reward.size}")
+        style = dict(color=COLORS[meaning], label=key)
+        if key in lines:
+            ax.plot(kl, reward, linewidth=2, linestyle=_dashes(DASHES[meaning], 2), **style)
+            ends[key] = [reward[kl.argmax()]]
+            inks.append(TEXT_COLORS[meaning])
+        else:
+            ax.plot(kl, reward, linestyle="", marker=MARKERS[meaning], markersize=7, **style)
+    ax.set_xlabel("KL to the reference, nats per response", fontsize=FONT)
+    ax.set_ylabel(ylabel, fontsize=FONT)
+    ax.margins(x=0.02)
+    if points:
+        ax.legend(handles=[line for line in ax.lines if line.get_label() in points], fontsize=FONT - 1, frameon=False)
+    _label_ends(ax, ends, inks)
+    _title(ax, title)
+    return figure
+
+
 def plot_token_strip(tokens, values, meaning, *, title, ylabel, mask=None):
     """One bar a token, with the token written under it.
 

@@ -1,0 +1,94 @@
+"""Interactive figures (layer 6): frames computed by the package's own functions, sliders over them.
+
+Every explorer is a function that returns an `Explorer` (a widget) with `.sliders`, `.drawn()` and `.close()`.
+All it needs is passed in or made inside: no notebook variable can break it.
+"""
+
+import numpy as np
+import torch
+
+from .canvas import Explorer
+from .exact import find_candidates, optimal_policy, reward_kl_frontier
+from .marks import Panel, Slider, bars, line, points, text
+from .models import make_reference
+from .worlds import ChainWorld
+
+BETAS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.9, 1, 1.25,
+         1.5, 1.75, 2, 2.5, 3, 4, 5, 7, 10)  # fmt: skip
+
+
+def leading_answers(candidates, prompt, log_probs, count=6):
+    """Indices of the answers that lead at some β, sorted by score: the best `count` of the largest probability.
+
+    Args: prompt, row of the candidates; log_probs, list of [N, M], the policies to look at.
+    """
+    highest = torch.stack([policy[prompt] for policy in log_probs]).amax(0)
+    chosen = highest.topk(count).indices
+    return chosen[candidates.scores[prompt, chosen].argsort(stable=True)]
+
+
+def frontier_explorer(world=None, reference=None, *, measured=(), prompt=1, kl_coef=0.3, candidates=None) -> Explorer:
+    """The KL coefficient β along the exact reward-KL frontier, and the answers that π* prefers there.
+
+    Left: the best reward for every amount of KL, the point of π* at the slider's β, and the line of all points that
+    are as good as it (slope β). Right: the likeliest answers to one prompt, under the reference and under π*.
+
+    Args: world, a ChainWorld; reference, its frozen policy; measured, dicts with kl and reward (PPO runs), drawn
+        as dots; prompt, row of world.prompts(); kl_coef, where the slider starts; candidates, if at hand.
+    Taught in: notebooks/04_how_far.ipynb
+    """
+    world = ChainWorld() if world is None else world
+    reference = make_reference(world.policy()) if reference is None else reference
+    found = find_candidates(world, reference) if candidates is None else candidates
+    slider = Slider("kl_coef", "β", BETAS, kl_coef, label="KL coefficient", format="{:g}")
+    best = {beta: optimal_policy(world, reference, beta, candidates=found) for beta in slider.positions}
+    curve = reward_kl_frontier(world, reference, np.geomspace(0.01, 300, 200), candidates=found)
+    start = float((found.log_weights.exp() * found.scores).sum(1).mean())
+    reach = float(found.scores.amax(1).mean()) - start  # what the best answer to every prompt would bring
+    top = leading_answers(found, prompt, [found.log_weights, *(best[b].log_probs for b in (0.1, 0.5, 1.0))])
+    answers = [world.decode(found.response_ids[prompt, i]).replace("<eos>", ".").replace(" ", "") for i in top]
+    x, asked = np.arange(len(top)), world.decode(found.prompt_ids[prompt])
+    width, (low, high) = float(curve["kl"].max()) * 1.06, (start - 0.3, start + reach + 0.5)
+
+    def at(name):
+        return lambda kl_coef: getattr(best[kl_coef], name)
+
+    def entropy(kl_coef):
+        log_probs = best[kl_coef].log_probs[prompt]
+        return float(torch.special.entr(log_probs.exp()).sum().exp())
+
+    kl = np.array([0.0, width])
+    marks = [
+        line("frontier", curve["kl"], curve["reward"], "black", label="the best possible", label_at="key"),
+        line("equally_good", kl, lambda kl_coef: best[kl_coef].objective + kl_coef * kl, "kl", width=1.6,
+             label="as good, at this β", label_at="key"),
+        points("ppo", [run["kl"] for run in measured], [run["reward"] for run in measured], "policy", size=7,
+               label="PPO, measured") if measured else None,
+        points("reference", [0.0], [start], "reference", label="reference", size=9),
+        points("optimum", at("kl"), at("reward"), "score", label="π* at this β", size=12),
+        bars("reference_probability", found.log_weights[prompt, top].exp().numpy(), "reference", x=x - 0.2, panel=1,
+             width=0.36, label="reference"),
+        bars("optimum_probability", lambda kl_coef: best[kl_coef].log_probs[prompt, top].exp().numpy(), "score",
+             x=x + 0.2, panel=1, width=0.36, label="π* at this β", values="{:.2f}"),
+        text("scores", x, 1.17, found.scores[prompt, top].numpy(), "black", panel=1, format="{:+.1f}",
+             align="center"),
+    ]  # fmt: skip
+    return Explorer(
+        "frontier_explorer", [slider],
+        [Panel("Each nat of KL buys less than the one before", "KL to the reference, nats per answer",
+               "mean reward", (-0.1, width), (low, high)),
+         Panel(f"After '{asked}', π* prefers what scores high", "answer (a dot ends it), and its score on top",
+               "probability", (-0.6, len(top) - 0.4), (0, 1.25), xticks=answers)],
+        [mark for mark in marks if mark],
+        words="At β = {kl_coef}, π* earns {reward:.2f} for {kl:.2f} nats: worth {objective:.2f} after the bill, "
+              "{share:.0f}% of the reward that can be gained. To '" + asked + "' it spreads over about {kinds:.1f} answers.",
+        readouts={"reward": at("reward"), "kl": at("kl"), "objective": at("objective"), "kinds": entropy,
+                  "share": lambda kl_coef: 100 * (best[kl_coef].reward - start) / reach},
+        presets={"Almost no leash": {"kl_coef": 0.02}, "Default": {"kl_coef": 0.1}, "Half way": {"kl_coef": 0.65},
+                 "Tight leash": {"kl_coef": 5}},
+        caption="Exact, by listing all 5,461 answers to each prompt. The dots are PPO runs. Where does the next "
+                "nat of KL stop being worth its price?",
+        alt="Left: a curve rises steeply from the reference and flattens; a marker moves along it as β changes, and "
+            "a line of slope β touches it there. Right: pairs of bars; as β falls, π* moves its probability from the "
+            "reference's favourites to the answer with the highest score.",
+    )  # fmt: skip

@@ -14,6 +14,7 @@ from ppo_teach import PPOConfig, PPOTrainer, TinyLM
 from .timing import cpu_seconds, milliseconds, verdict, version
 
 TRL = "1.12.0"
+OURS = {"separate critic": "separate", "shared trunk": "shared"}
 
 
 class EvenWorld:
@@ -47,7 +48,7 @@ def our_trainer(task, critic, num_minibatches, num_updates):
 def measure(num_minibatches, rounds, with_trl):
     """Take turns. Returns: times (name -> list of CPU seconds), scores (name -> list of mean scores)."""
     task, updates = EvenWorld(), 2 * (rounds + 2)  # TRL with and without its garbage collections, two to warm up
-    trainers = {f"ours, {c} critic": our_trainer(task, c, num_minibatches, updates) for c in ("separate", "shared")}
+    trainers = {f"ours, {name}": our_trainer(task, critic, num_minibatches, updates) for name, critic in OURS.items()}
     times = {name: [] for name in trainers}
     for trainer in trainers.values():
         trainer.step()

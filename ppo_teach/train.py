@@ -425,9 +425,9 @@ class PPOTrainer:
                 self.policy, self.value_head, self.optimizer, rollout, config, kl_coef=kl_coef,
                 eos_id=self.world.eos_id, generator=self.generator, critic_only=done < config.value_warmup,
             )  # fmt: skip
+            row["true_score"] = self.world.true_score(rollout.prompt_ids, rollout.response_ids).mean().item()
         if self.controller is not None:
             self.controller.update(row["kl_per_response"], self.batch_size)
-        row["true_score"] = self.world.true_score(rollout.prompt_ids, rollout.response_ids).mean().item()
         ends = rollout.response_ids == (-1 if self.world.eos_id is None else self.world.eos_id)
         row["stopped"] = ends.any(1).float().mean().item()
         row["learning_rate"] = rate

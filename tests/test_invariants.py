@@ -460,6 +460,24 @@ def test_training_and_generating_leave_generator_threads_and_dtype_alone(reward)
         torch.set_num_threads(before)
 
 
+def test_one_thread_is_used_meanwhile():
+    """Two busy threads are slower than one at these sizes."""
+    before, seen = torch.get_num_threads(), set()
+    torch.set_num_threads(2)
+    try:
+        note = lambda *args: seen.add(torch.get_num_threads())
+        for policy in (tiny_lm(), HuggingFaceStyle()):
+            policy.register_forward_pre_hook(note)
+            (policy.trunk.norm if isinstance(policy, pt.TinyLM) else policy.head).register_forward_pre_hook(note)
+            pt.generate(policy, PROMPTS, 2, generator=seeded())
+            step(policy, None if isinstance(policy, pt.TinyLM) else pt.MockValueHead(16))
+        world = ProbeWorld(3, 2, lambda r: note() or r.sum(1))
+        pt.train_ppo(world, num_updates=1, batch_size=4)
+        assert seen == {1} and torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_no_function_writes_into_its_arguments():
     shape = (2, 4)
     x = {name: random(shape, i) for i, name in enumerate(("a", "b", "c", "d"))}

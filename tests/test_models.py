@@ -1,6 +1,7 @@
 """The models: shapes, causality, padding, sampling, seeds and refusals."""
 import copy
 import math
+from unittest import mock
 
 import pytest
 import torch
@@ -167,6 +168,10 @@ def test_top_k_keeps_the_likeliest_and_reports_the_unfiltered_policy(top_k):
 def test_a_forbidden_token_is_never_drawn_not_even_first_or_last():
     logits = torch.tensor([-math.inf, 0.0, -math.inf])
     assert (sample_tokens(logits.expand(10_000, -1), generator=seeded())[0] == 1).all()
+    for extreme in (0.0, 1 - 2**-53):  # the ends of what a float64 draw can be
+        draw = torch.full((1, 1), extreme, dtype=torch.float64)
+        with mock.patch("torch.rand", return_value=draw):
+            assert sample_tokens(logits.unsqueeze(0))[0].item() == 1
 
 
 @pytest.mark.parametrize("logits", [[math.nan, 0.0], [math.inf, 0.0], [-math.inf, -math.inf]], ids=str)

@@ -2,7 +2,7 @@
 
     review -> clause (joiner clause){0..2} .        at most 14 tokens after the first three
     clause -> the NOUN was phrase                   noun and adjective must suit each other
-    phrase -> ADJ | BOOSTER ADJ | not [STRONG BOOSTER] ADJ | ADJ and ADJ
+    phrase -> ADJ | BOOSTER ADJ | ADJ and ADJ
 
 A review has a mood: a happy one is mostly praise, an unhappy one mostly complaints, a mixed one half and half.
 Praise after praise is joined by "and", praise after a complaint by "but". No noun and no adjective comes twice.
@@ -12,7 +12,7 @@ import re
 
 import torch
 
-from .lexicon import BOOSTERS, NEGATION, RATINGS
+from .lexicon import BOOSTERS, RATINGS
 
 PAD, STOP = "<pad>", "."  # the full stop is the end-of-sequence token: to end a review is an action
 NOUNS = {  # kind -> nouns
@@ -31,10 +31,9 @@ ADJECTIVES = {
     ("place", True): ("clean", "warm", "elegant"),
     ("place", False): ("noisy", "gloomy", "dirty"),
 }
-STRONG_BOOSTERS = tuple(word for word, added in BOOSTERS.items() if added > 0)
 NEUTRAL = ("plain", "simple")  # not in the lexicon: rated 0; written where praise or a complaint would stand
 WORDS = (
-    PAD, STOP, "the", "was", "and", "but", NEGATION, *BOOSTERS,
+    PAD, STOP, "the", "was", "and", "but", *BOOSTERS,
     *(noun for nouns in NOUNS.values() for noun in nouns), *RATINGS, *NEUTRAL,
 )  # fmt: skip
 WORD_ID = {word: i for i, word in enumerate(WORDS)}
@@ -42,9 +41,9 @@ PROMPT_LENGTH, MAX_NEW_TOKENS = 3, 14
 CONTENT_WORDS = {*RATINGS, *NEUTRAL, *(noun for nouns in NOUNS.values() for noun in nouns)}
 
 # share of reviews -> chance that a clause is praise
-MOODS = ((0.38, 0.9), (0.42, 0.08), (0.20, 0.5))
-NUM_CLAUSES = ((0.25, 1), (0.40, 2), (0.35, 3))
-PHRASES = ((0.40, "plain"), (0.30, "boosted"), (0.12, "negated"), (0.18, "pair"))
+MOODS = ((0.40, 0.94), (0.44, 0.05), (0.16, 0.5))
+NUM_CLAUSES = ((0.35, 1), (0.40, 2), (0.25, 3))
+PHRASES = ((0.50, "plain"), (0.34, "boosted"), (0.16, "pair"))
 
 
 def write_review(uniform):
@@ -63,15 +62,12 @@ def write_review(uniform):
 
 def _phrase(kind, praise, used, uniform):
     form = _choose(PHRASES, uniform)
-    if form == "negated":
-        praise = not praise  # "not bad" is praise
     words = [_adjective(kind, praise, used, uniform)]
-    if form == "boosted" or (form == "negated" and next(uniform) < 0.5):
-        boosters = STRONG_BOOSTERS if form == "negated" else tuple(BOOSTERS)
-        words.insert(0, boosters[int(len(boosters) * next(uniform))])
+    if form == "boosted":
+        words.insert(0, tuple(BOOSTERS)[int(len(BOOSTERS) * next(uniform))])
     if form == "pair":
         words += ["and", _adjective(kind, praise, used, uniform)]
-    return [NEGATION, *words] if form == "negated" else words
+    return words
 
 
 def _adjective(kind, praise, used, uniform):
@@ -92,7 +88,7 @@ def _choose(table, uniform):
 def _unused(words, used, uniform):
     """Draw a word not yet in this review; earlier words of the tuple are likelier."""
     left = [word for word in words if word not in used] or list(words)
-    word = left[int(len(left) * next(uniform) ** 1.5)]
+    word = left[int(len(left) * next(uniform) ** 1.2)]
     used.add(word)
     return word
 
@@ -122,8 +118,7 @@ def _grammar_pattern():
     for kind, nouns in NOUNS.items():
         suiting = [word for (k, _), words in ADJECTIVES.items() if k in ("any", kind) for word in words]
         adjective = either([*suiting, *NEUTRAL])
-        boosted, negated = f"(?:{either(BOOSTERS)} )?", f"{NEGATION} (?:{either(STRONG_BOOSTERS)} )?"
-        phrase = either([boosted + adjective, negated + adjective, f"{adjective} and {adjective}"])
+        phrase = either([f"(?:{either(BOOSTERS)} )?{adjective}", f"{adjective} and {adjective}"])
         clauses.append(f"the {either(nouns)} was {phrase}")
     clause = either(clauses)
     return re.compile(rf"{clause}(?: (?:and|but) {clause})* \.")

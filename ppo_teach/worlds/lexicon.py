@@ -1,7 +1,7 @@
 """Human word ratings for ReviewWorld (layer 0).
 
 Each number is the mean of ten people's ratings of a word from -4 (most negative) to 4 (most positive), copied from
-the VADER lexicon; so are the two rules for boosters and negation. Words that are not in that lexicon count as 0.
+the VADER lexicon; so is the rule for boosters. Words that are not in that lexicon count as 0.
 Source: C.J. Hutto and E. Gilbert 2014, "VADER: A Parsimonious Rule-based Model for Sentiment Analysis of Social
 Media Text", ICWSM; package vaderSentiment 3.3.2, file vader_lexicon.txt. Its licence:
 
@@ -37,5 +37,3 @@ RATINGS = {
 # added to the strength of the rating of the next word
 BOOSTERS = {"very": 0.293, "really": 0.293, "quite": 0.293, "so": 0.293, "slightly": -0.293, "somewhat": -0.293}
 # fmt: on
-NEGATION = "not"
-NEGATION_FACTOR = -0.74  # "not bad" is mildly good: the rating is multiplied by this

@@ -8,14 +8,14 @@ import torch
 from ..models import TinyLM
 from ..tensor_ops import check_token_ids, response_mask
 from .grammar import CONTENT_WORDS, MAX_NEW_TOKENS, NOUNS, PAD, PROMPT_LENGTH, STOP, WORD_ID, WORDS
-from .lexicon import BOOSTERS, NEGATION, NEGATION_FACTOR, RATINGS
+from .lexicon import BOOSTERS, RATINGS
 from .reward_model import LearnedRewardModel, fit_reward_model, raters_prefer_first
 
 WEIGHTS = Path(__file__).parent / "weights" / "review.pt"
-HIGHEST_SENTIMENT = 3.0  # the sum of the words' ratings is squashed to between -3 and 3 ...
-SENTIMENT_SCALE = 6.0  # ... with 3 tanh(sum / 6): two good words give about 1.9, four about 2.8
-REPETITION_COST = 0.5
-UNSTOPPED_COST = 1.0
+HIGHEST_SCORE = 3.0  # the sum over the words is squashed to between -3 and 3 ...
+SCORE_SCALE = 4.0  # ... by 3 tanh(sum / 4): one good word gives about 1.5, two 2.5, three 2.9
+REPETITION_COST = 1.5  # in rating units, inside the sum, for each earlier use of the same word
+UNSTOPPED_COST = 2.0  # in units of the score, outside it
 
 
 def new_policy(critic="shared", seed=0):
@@ -27,8 +27,8 @@ class ReviewWorld:
     """Restaurant reviews: prompts like "the soup was", responses of up to 14 tokens that end in a full stop.
 
     The true score in two sentences: add up the human ratings of the review's words (a booster in front strengthens
-    one, "not" flips it) and squash the sum to between -3 and 3. Take off 0.5 for each noun or adjective that was
-    used before, and 1 if the review never stops.
+    one, "not" flips it), take off 1.5 for each earlier use whenever a noun or adjective is used again, and squash the
+    sum to between -3 and 3. A review that never stops loses 2 more.
 
     Args: weights, path of the pretrained policy (default: the shipped one).
     Attributes: name, words (id -> str), vocab_size, eos_id (the full stop), pad_id, prompt_length, max_new_tokens,
@@ -69,42 +69,41 @@ class ReviewWorld:
     def word_scores(self, response_ids):
         """What each word adds to the sentiment, in rating units: [B, T], 0 for unrated words and after the full stop.
 
-        rating ± booster, strengthened (or weakened) by the word before; times -0.74 after "not" or "not BOOSTER".
+        rating ± booster: the word before strengthens it ("very") or weakens it ("slightly").
         """
         check_token_ids("response_ids", response_ids, self.vocab_size)
-        before = _shifted(response_ids, 1, self.pad_id)
-        two_before = _shifted(response_ids, 2, self.pad_id)
-        rating, booster = self._rating[response_ids], self._booster[before]
-        strength = rating + rating.sign() * booster
-        not_id = WORD_ID[NEGATION]
-        negated = (before == not_id) | ((booster != 0) & (two_before == not_id))
-        return torch.where(negated, NEGATION_FACTOR * strength, strength) * self._real(response_ids)
+        rating, booster = self._rating[response_ids], self._booster[_shifted(response_ids, 1, self.pad_id)]
+        return (rating + rating.sign() * booster) * self._real(response_ids)
 
     def score_parts(self, prompt_ids, response_ids):
-        """The three parts of the true score: dict of [B] tensors `sentiment`, `repetition`, `unstopped`."""
+        """What the true score is made of: dict of [B] tensors `sentiment`, `repeats` and `unstopped`.
+
+        sentiment is the sum of `word_scores`; repeats adds up, over the nouns and adjectives of the response, how often
+        each was used before (a word used three times adds 0 + 1 + 2; the prompt's noun counts as a use); unstopped is
+        1 without a full stop.
+        """
         self._check_batch(prompt_ids, response_ids)
-        real = self._real(response_ids)
         ids = torch.cat([prompt_ids, response_ids], dim=1)
-        matters = self._content[ids] & torch.cat([torch.ones_like(prompt_ids, dtype=torch.bool), real], dim=1)
-        earlier = torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool).tril(-1)
-        seen = ((ids.unsqueeze(2) == ids.unsqueeze(1)) & earlier & matters.unsqueeze(1)).any(2)
-        repeated = (seen & matters)[:, prompt_ids.shape[1] :]
-        total = torch.where(repeated, 0.0, self.word_scores(response_ids)).sum(1)
+        content = self._content[response_ids] & self._real(response_ids)
+        same = response_ids.unsqueeze(2) == ids.unsqueeze(1)  # [B, T, P+T]
+        earlier = torch.ones(same.shape[1:], dtype=torch.bool).tril(prompt_ids.shape[1] - 1)
         return {
-            "sentiment": HIGHEST_SENTIMENT * torch.tanh(total / SENTIMENT_SCALE),
-            "repetition": -REPETITION_COST * repeated.sum(1),
-            "unstopped": -UNSTOPPED_COST * (response_ids != self.eos_id).all(1).float(),
+            "sentiment": self.word_scores(response_ids).sum(1),
+            "repeats": (same & earlier & content.unsqueeze(2)).sum((1, 2)).float(),
+            "unstopped": (response_ids != self.eos_id).all(1).float(),
         }
 
     def true_score(self, prompt_ids, response_ids):
         """The true score of each response: prompt_ids [B, 3], response_ids [B, T] -> [B], float32.
 
-        R = 3 tanh(Σ ratings / 6) - 0.5 · repeated words - 1 [never stops]; a repeated word's rating does not count
-        again. Only the tokens through the first full stop are read. Between -10.5 and 3.
+        R = 3 tanh((Σ word scores - 1.5 · repeats) / 5) - 2 · [never stops], so -5 <= R <= 3.
+        Only the tokens through the first full stop are read.
         Raises: ValueError for ids outside the vocabulary or different batch sizes.
         Taught in: notebooks/02_rewards.ipynb
         """
-        return sum(self.score_parts(prompt_ids, response_ids).values())
+        parts = self.score_parts(prompt_ids, response_ids)
+        total = parts["sentiment"] - REPETITION_COST * parts["repeats"]
+        return HIGHEST_SCORE * torch.tanh(total / SCORE_SCALE) - UNSTOPPED_COST * parts["unstopped"]
 
     def sample_pairs(self, num_pairs, noise=0.1, seed=0, policy=None):
         """Pairs of responses to the same prompt, and which of the two a noisy rater prefers.

@@ -16,7 +16,12 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))  # so that it also runs from a folder without .venv
 
 from ppo_teach import ChainWorld, PPOConfig, make_reference, train_ppo  # noqa: E402
-from ppo_teach.exact import find_candidates, share_of_gain  # noqa: E402
+from ppo_teach.exact import (  # noqa: E402
+    find_candidates,
+    next_token_log_probs,
+    sequence_log_probs,
+    share_of_gain,
+)
 
 OUT = HERE / "runs" / "chain_frontier.json"
 BETAS = (0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 2.0)
@@ -25,12 +30,14 @@ NUM_UPDATES = 60
 
 
 def run(world, reference, candidates, kl_coef, seed):
-    """One dot: dict of kl_coef, seed, reward, kl and share of the possible gain, rounded to 4 digits."""
+    """One dot: kl_coef, seed, reward, kl and share of the possible gain; and its likeliest response to each prompt."""
     config = PPOConfig(kl_coef=kl_coef)
     policy, _ = train_ppo(world, config, num_updates=NUM_UPDATES, seed=seed, progress=False)
     gain = share_of_gain(policy, reference, world, kl_coef, candidates=candidates)
     numbers = {name: round(getattr(gain, name), 4) for name in ("reward", "kl", "share")}
-    return {"kl_coef": kl_coef, "seed": seed, **numbers}
+    log_probs = sequence_log_probs(next_token_log_probs(policy, world.prompts(), world))
+    likeliest = [world.decode(candidates.response_ids[x, i]) for x, i in enumerate(log_probs.argmax(1))]
+    return {"kl_coef": kl_coef, "seed": seed, **numbers, "likeliest": likeliest}
 
 
 def main(arguments=None):

@@ -27,7 +27,7 @@ class ReviewWorld:
     """Restaurant reviews: prompts like "the soup was", responses of up to 14 tokens that end in a full stop.
 
     The true score in two sentences: add up the human ratings of the review's words (a booster in front strengthens
-    one, "not" flips it), take off 1.5 for each earlier use whenever a noun or adjective is used again, and squash the
+    or weakens one), take off 1.5 for each earlier use whenever a noun or adjective is used again, and squash the
     sum to between -3 and 3. A review that never stops loses 2 more.
 
     Args: weights, path of the pretrained policy (default: the shipped one).
@@ -96,7 +96,7 @@ class ReviewWorld:
     def true_score(self, prompt_ids, response_ids):
         """The true score of each response: prompt_ids [B, 3], response_ids [B, T] -> [B], float32.
 
-        R = 3 tanh((Σ word scores - 1.5 · repeats) / 5) - 2 · [never stops], so -5 <= R <= 3.
+        R = 3 tanh((Σ word scores - 1.5 · repeats) / 4) - 2 · [never stops], so -5 <= R <= 3.
         Only the tokens through the first full stop are read.
         Raises: ValueError for ids outside the vocabulary or different batch sizes.
         Taught in: notebooks/02_rewards.ipynb

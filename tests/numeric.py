@@ -1,4 +1,5 @@
 """Tensors, masks and comparisons that the numeric tests share."""
+
 import numpy as np
 import pytest
 import torch

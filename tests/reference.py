@@ -1,6 +1,7 @@
-"""An independent second opinion: every formula again in float64 numpy, with loops where loops are clearest, and its
+"""A second opinion: every formula again in float64 numpy, with loops where they are clearest, and its
 gradient worked out by hand. Nothing here imports the package or PyTorch.
 """
+
 import math
 
 import numpy as np
@@ -18,6 +19,7 @@ def real_cells(mask, like):
 
 
 # ---------------------------------------------------------------- masks and gathers
+
 
 def masked_mean(x, mask=None):
     x, real = array(x), real_cells(mask, x)
@@ -105,6 +107,7 @@ def entropy_gradient(logits):
 
 # ---------------------------------------------------------------- rewards
 
+
 def place_scores(scores, mask):
     mask, scores = array(mask) != 0, array(scores)
     out = np.zeros(mask.shape)
@@ -116,7 +119,9 @@ def place_scores(scores, mask):
 
 def kl_estimate(log_probs, log_probs_ref, estimator="k1"):
     log_ratio = array(log_probs) - array(log_probs_ref)
-    return {"k1": log_ratio, "k2": log_ratio * log_ratio / 2.0, "k3": np.exp(-log_ratio) - 1.0 + log_ratio}[estimator]
+    return {"k1": log_ratio, "k2": log_ratio * log_ratio / 2.0, "k3": np.exp(-log_ratio) - 1.0 + log_ratio}[
+        estimator
+    ]
 
 
 def kl_estimate_gradient(log_probs, log_probs_ref, estimator="k1"):
@@ -137,6 +142,7 @@ def adaptive_kl(value, kl, target, horizon, n_steps):
 
 
 # ---------------------------------------------------------------- advantages
+
 
 def discounted_returns(rewards, gamma, mask=None):
     rewards, real = array(rewards), real_cells(mask, rewards)
@@ -174,6 +180,7 @@ def gae(rewards, values, gamma, lam, mask=None, last_value=None):
 
 
 # ---------------------------------------------------------------- losses
+
 
 def clip_binds(new, old, advantages, clip_epsilon):
     """Where the clipped branch is chosen, and the gradient is blocked."""

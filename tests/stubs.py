@@ -1,4 +1,5 @@
 """Small models and worlds with known behaviour, for the tests of the training path."""
+
 import copy
 from types import SimpleNamespace
 
@@ -28,14 +29,16 @@ def perturbed(policy, scale=0.1, seed=7):
 
 
 class HuggingFaceStyle(nn.Module):
-    """A model of somebody else: `.logits` on the output, tied and reported embeddings, dropout, position_ids."""
+    """A model of somebody else: `.logits` on the output, tied embeddings, dropout, position_ids."""
 
     def __init__(self, vocab_size=11, width=16, dropout=0.1, seed=0):
         super().__init__()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.wte, self.wpe = nn.Embedding(vocab_size, width), nn.Embedding(32, width)
-            self.wte.weight.data *= 0.2  # with tied weights, larger ones make a policy that is certain from the start
+            self.wte.weight.data *= (
+                0.2  # with tied weights, larger ones make a policy that is certain from the start
+            )
             self.block = nn.TransformerEncoderLayer(width, 2, 32, dropout=dropout, batch_first=True)
             self.head = nn.Linear(width, vocab_size, bias=False)
         self.head.weight = self.wte.weight
@@ -77,7 +80,7 @@ class ForeignActorCritic(nn.Module):
 
 
 class ProbeWorld:
-    """A world of one prompt and a reward given as a function of the response: small enough to know the answer."""
+    """A world of one prompt, and a reward that is a function of the response: its answer can be known."""
 
     name, prompt_length, eos_id, pad_id = "probe", 1, None, 0
 
@@ -85,7 +88,9 @@ class ProbeWorld:
         self.vocab_size, self.max_new_tokens, self.reward = num_tokens, length, reward
 
     def policy(self):
-        return TinyLM(self.vocab_size, d_model=16, num_layers=1, num_heads=2, max_length=1 + self.max_new_tokens)
+        return TinyLM(
+            self.vocab_size, d_model=16, num_layers=1, num_heads=2, max_length=1 + self.max_new_tokens
+        )
 
     def sample_prompts(self, n, generator):
         return torch.zeros(n, 1, dtype=torch.long)

@@ -1,4 +1,5 @@
 """Returns, TD errors and GAE, against sums in float64 numpy over any mask."""
+
 import math
 
 import numpy as np
@@ -24,6 +25,7 @@ def tensor(x):
 
 # ---------------------------------------------------------------- against the reference
 
+
 @masks
 @mask_types
 @settings
@@ -34,14 +36,18 @@ def test_everything_as_in_the_reference(mask, kind, gamma, lam, last_value):
     errors = pt.td_errors(rewards, values, gamma, m, tensor(last_value))
     close(errors, reference.td_errors(rewards, values, gamma, mask, last_value))
     found = pt.gae(rewards, values, gamma, lam, m, tensor(last_value))
-    for computed, wanted in zip(found, reference.gae(rewards, values, gamma, lam, mask, last_value), strict=True):
+    for computed, wanted in zip(
+        found, reference.gae(rewards, values, gamma, lam, mask, last_value), strict=True
+    ):
         close(computed, wanted)
 
 
 @st.composite
 def batches(draw):
     batch, length = draw(st.integers(1, 4)), draw(st.integers(1, 9))
-    array = lambda elements, dtype=np.float64, shape=(batch, length): draw(hnp.arrays(dtype, shape, elements=elements))
+    array = lambda elements, dtype=np.float64, shape=(batch, length): draw(
+        hnp.arrays(dtype, shape, elements=elements)
+    )
     ragged = array(st.booleans(), bool)
     if draw(st.booleans()):  # responses as they come: a prefix each, an empty one among them
         lengths = array(st.integers(0, length), np.int64, (batch,))
@@ -54,7 +60,9 @@ def batches(draw):
 def test_gae_over_ragged_masks_equals_a_loop(batch, gamma, lam):
     rewards, values, mask, last_value = batch
     found = pt.gae(tensor(rewards), tensor(values), gamma, lam, torch.tensor(mask), tensor(last_value))
-    for computed, wanted in zip(found, reference.gae(rewards, values, gamma, lam, mask, last_value), strict=True):
+    for computed, wanted in zip(
+        found, reference.gae(rewards, values, gamma, lam, mask, last_value), strict=True
+    ):
         np.testing.assert_allclose(computed.numpy(), wanted, rtol=1e-12, atol=1e-12)
 
 
@@ -81,6 +89,7 @@ def test_values_one_late_would_be_noticed():
 
 
 # ---------------------------------------------------------------- identities
+
 
 @masks
 @last_values
@@ -122,6 +131,7 @@ def test_a_truncated_last_step_differs_by_gamma_times_the_next_value():
 
 # ---------------------------------------------------------------- padding, rows, types
 
+
 @pytest.mark.parametrize("hidden", [math.inf, -math.inf, math.nan, 1e30])
 @pytest.mark.parametrize("name", [name for name in MASKS if name != "none"])
 def test_padding_may_hold_anything_and_comes_out_as_zero(hidden, name):
@@ -149,7 +159,12 @@ def test_more_padding_changes_nothing(mask):
 
 
 def test_a_batch_of_one_equals_the_row_in_a_batch():
-    rewards, values, mask, after = random((3, 4)), random((3, 4), 1), as_tensor(MASKS["holes"]), random((3,), 2)
+    rewards, values, mask, after = (
+        random((3, 4)),
+        random((3, 4), 1),
+        as_tensor(MASKS["holes"]),
+        random((3,), 2),
+    )
     whole = pt.gae(rewards, values, 0.9, 0.8, mask, after)
     for i in range(3):
         row = pt.gae(*(x[i : i + 1] for x in (rewards, values)), 0.9, 0.8, mask[i : i + 1], after[i : i + 1])
@@ -184,10 +199,15 @@ def test_precision_is_that_of_the_input_and_at_least_float32():
 
 # ---------------------------------------------------------------- refusals
 
+
 @pytest.mark.parametrize("bad", [-0.01, 1.01, math.nan, math.inf, "1", None, True])
 def test_gamma_and_lambda_stay_in_the_unit_interval(bad):
     x = torch.zeros(1, 2)
-    for call in (lambda: pt.gae(x, x, bad, 0.9), lambda: pt.td_errors(x, x, bad), lambda: pt.discounted_returns(x, bad)):
+    for call in (
+        lambda: pt.gae(x, x, bad, 0.9),
+        lambda: pt.td_errors(x, x, bad),
+        lambda: pt.discounted_returns(x, bad),
+    ):
         with pytest.raises(ValueError, match=r"gamma must be a finite number in \[0, 1\], got"):
             call()
     with pytest.raises(ValueError, match=r"lam must be a finite number in \[0, 1\], got"):

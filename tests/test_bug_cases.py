@@ -1,7 +1,8 @@
-"""The bugs that real PPO code has had, as numbers. Each case of bug_cases.json has inputs, what is right, and what the
-known mistakes give. The package must agree with the first; the comparison must refuse every one of the others, the
-numbers listed and the same mistakes made here in a line.
+"""The bugs that real PPO code has had, as numbers. Each case of bug_cases.json has inputs, what is right, and
+what the known mistakes give. The package must agree with the first; the comparison must refuse the others:
+the numbers listed, and the same mistakes made here in a line.
 """
+
 import contextlib
 import json
 import math
@@ -38,7 +39,7 @@ def ids(x):
 
 
 def agree(computed, case):
-    """Assert that every expected output is there, finite where it must be, and equal within the case's tolerance."""
+    """Assert that every expected output is there and equal within the case's tolerance; NaN never is."""
     for name, wanted in case["expected"].items():
         got = computed[name]
         if isinstance(wanted, bool) or (isinstance(wanted, list) and isinstance(wanted[0], str)):
@@ -160,8 +161,16 @@ def first_minibatch(policy, value_head=None, padded=True):
     prompts = prompts if padded else prompts.clamp(min=1)
     prompt_mask = (prompts != 0) if padded else None
     rollout = pt.collect_rollout(
-        policy, perturbed(policy, 0.3), prompts, lambda p, r: r.float().mean(1), 5, eos_id=2, pad_id=0,
-        prompt_mask=prompt_mask, value_head=value_head, generator=torch.Generator().manual_seed(3),
+        policy,
+        perturbed(policy, 0.3),
+        prompts,
+        lambda p, r: r.float().mean(1),
+        5,
+        eos_id=2,
+        pad_id=0,
+        prompt_mask=prompt_mask,
+        value_head=value_head,
+        generator=torch.Generator().manual_seed(3),
     )
     stops = (rollout.response_ids == 2).any(1)
     assert stops.any() and not stops.all(), "the batch must hold both kinds of response"
@@ -240,12 +249,16 @@ def scored_twice(score):
 def _(x):
     model = HuggingFaceStyle()
     ppo = pt.LanguageModelPPO(model, pt.make_reference(model), None, pt.PPOConfig())
-    return scored_twice(lambda policy, everything: ppo.compute_log_probs(policy, everything, everything[:, 3:]))
+    return scored_twice(
+        lambda policy, everything: ppo.compute_log_probs(policy, everything, everything[:, 3:])
+    )
 
 
 @faulty("RA03-no-dropout-in-logprobs", "dropout on")
 def _(x):
-    return scored_twice(lambda policy, everything: pt.response_log_probs(policy(everything).logits, everything[:, 3:]))
+    return scored_twice(
+        lambda policy, everything: pt.response_log_probs(policy(everything).logits, everything[:, 3:])
+    )
 
 
 def leak(x, forward):
@@ -264,7 +277,11 @@ def _(x):
 @faulty("RA04-causality", "an encoder without a causal mask")
 def _(x):
     model = pt.MockLanguageModel(10, 16, seed=0)
-    return {"max_abs_logit_diff_before_change": leak(x, lambda i: model.lm_head(model.transformer(model.embedding(i))))}
+    return {
+        "max_abs_logit_diff_before_change": leak(
+            x, lambda i: model.lm_head(model.transformer(model.embedding(i)))
+        )
+    }
 
 
 def placed(x, column):
@@ -278,8 +295,12 @@ def at(scores, mask, index):
 
 
 correct("SP01-score-on-eos")(lambda x: placed(x, pt.place_scores))
-faulty("SP01-score-on-eos", "in the last column")(lambda x: placed(x, lambda s, m: at(s, m, torch.full((5,), 4))))
-faulty("SP01-score-on-eos", "on the first pad")(lambda x: placed(x, lambda s, m: at(s, m, m.sum(1).clamp(max=4))))
+faulty("SP01-score-on-eos", "in the last column")(
+    lambda x: placed(x, lambda s, m: at(s, m, torch.full((5,), 4)))
+)
+faulty("SP01-score-on-eos", "on the first pad")(
+    lambda x: placed(x, lambda s, m: at(s, m, m.sum(1).clamp(max=4)))
+)
 
 
 @correct("SP03-missing-eos-penalty")
@@ -320,7 +341,11 @@ def cut_off(x):
     model = Scripted(x["sampled"], x["last_step_probs"])
     for seed in range(30):
         response, log_probs = pt.generate(
-            model, ids([[0]]), 3, eos_id=x["eos_id"], return_log_probs=True,
+            model,
+            ids([[0]]),
+            3,
+            eos_id=x["eos_id"],
+            return_log_probs=True,
             generator=torch.Generator().manual_seed(seed),
         )
         if response[0, :2].tolist() == x["sampled"][:2] and response[0, 2] == x["sampled"][2]:
@@ -351,7 +376,9 @@ def _(x):
 MM01 = "MM01-divide-by-valid-count"
 faulty(MM01, "mean(values*mask)")(lambda x: {"mean": (t(x["values"]) * t(x["mask"])).mean()})
 faulty(MM01, "mean over everything")(lambda x: {"mean": t(x["values"]).mean()})
-faulty(MM01, "mean of row means")(lambda x: {"mean": pt.masked_mean(t(x["values"]), t(x["mask"]), dim=1).mean()})
+faulty(MM01, "mean of row means")(
+    lambda x: {"mean": pt.masked_mean(t(x["values"]), t(x["mask"]), dim=1).mean()}
+)
 
 
 @correct("MM03-empty-mask")
@@ -467,12 +494,16 @@ faulty("AK02-invalid-parameters", "error not clipped")(lambda x: controllers(x, 
 def credit(x, **changed):
     x = {"mask": None} | x | changed
     mask = None if x["mask"] is None else t(x["mask"])
-    advantages, returns = pt.gae(t(x["rewards"]), t(x["values"]), x["gamma"], x["lam"], mask, x.get("last_value"))
+    advantages, returns = pt.gae(
+        t(x["rewards"]), t(x["values"]), x["gamma"], x["lam"], mask, x.get("last_value")
+    )
     return {"advantages": advantages, "returns": returns}
 
 
 correct("GA01-basic")(credit)
-faulty("GA01-basic", "the last value bootstraps itself")(lambda x: credit(x, last_value=t(x["values"])[:, -1]))
+faulty("GA01-basic", "the last value bootstraps itself")(
+    lambda x: credit(x, last_value=t(x["values"])[:, -1])
+)
 faulty("GA01-basic", "lambda applied twice")(lambda x: credit(x, lam=x["lam"] ** 2))
 
 correct("GA03-padding-kl-leak")(credit)
@@ -496,11 +527,15 @@ def credit_then_whiten(x, spoil):
 
 
 correct("GA07-returns-before-whitening")(lambda x: credit_then_whiten(x, spoil=False))
-faulty("GA07-returns-before-whitening", "returns from whitened advantages")(lambda x: credit_then_whiten(x, spoil=True))
+faulty("GA07-returns-before-whitening", "returns from whitened advantages")(
+    lambda x: credit_then_whiten(x, spoil=True)
+)
 
 
 def policy_term(x, loss):
-    value, gradient = with_gradient(lambda new: loss(new, t(x["old_logprobs"]), t(x["advantages"])), t(x["new_logprobs"]))
+    value, gradient = with_gradient(
+        lambda new: loss(new, t(x["old_logprobs"]), t(x["advantages"])), t(x["new_logprobs"])
+    )
     new, old, mask = t(x["new_logprobs"]), t(x["old_logprobs"]), t(x["mask"])
     return {
         "loss": value,
@@ -518,7 +553,9 @@ def ratio_and_clipped(new, old, eps=0.2):
 
 @correct("PL01-four-quadrants")
 def _(x):
-    return policy_term(x, lambda new, old, A: pt.clipped_policy_loss(new, old, A, x["clip_eps"], t(x["mask"])))
+    return policy_term(
+        x, lambda new, old, A: pt.clipped_policy_loss(new, old, A, x["clip_eps"], t(x["mask"]))
+    )
 
 
 def pl01(variant, formula):
@@ -536,7 +573,9 @@ pl01("the clipped branch always", lambda r, c, A: -c * A)
 @correct("PL04-normalise-before-both-terms")
 def _(x):
     white = pt.masked_whiten(t(x["advantages"]), t(x["mask"]))
-    loss = pt.clipped_policy_loss(t(x["new_logprobs"]), t(x["old_logprobs"]), white, x["clip_eps"], t(x["mask"]))
+    loss = pt.clipped_policy_loss(
+        t(x["new_logprobs"]), t(x["old_logprobs"]), white, x["clip_eps"], t(x["mask"])
+    )
     ppo = pt.LanguageModelPPO(tiny_lm(), tiny_lm(seed=1), None, pt.PPOConfig(whiten_advantages="minibatch"))
     by_class = ppo.ppo_loss(t(x["new_logprobs"]), t(x["old_logprobs"]), t(x["advantages"]), t(x["mask"]))
     assert torch.equal(loss, by_class)
@@ -553,8 +592,15 @@ def _(x):
 def accumulated(x, weigh):
     loss, mask = t(x["per_token_loss"]), t(x["mask"])
     weights = [weigh(mask[rows], mask) for rows in x["micro_batches"]]
-    parts = [w * pt.masked_mean(loss[rows], mask[rows]) for w, rows in zip(weights, x["micro_batches"], strict=True)]
-    return {"full_loss": pt.masked_mean(loss, mask), "accumulated_loss": sum(parts), "weights": [float(w) for w in weights]}
+    parts = [
+        w * pt.masked_mean(loss[rows], mask[rows])
+        for w, rows in zip(weights, x["micro_batches"], strict=True)
+    ]
+    return {
+        "full_loss": pt.masked_mean(loss, mask),
+        "accumulated_loss": sum(parts),
+        "weights": [float(w) for w in weights],
+    }
 
 
 PL06 = "PL06-microbatch-weighting"
@@ -616,7 +662,9 @@ def value_gradient(x, credit_assignment):
 def _(x):
     result = value_gradient(x, lambda r, v: pt.gae(r, v, x["gamma"], x["lam"])[1])
     values = t(x["values"]).requires_grad_(True)
-    pt.value_loss(values, values * 1.0 + t(x["rewards"])).backward()  # a target that was stored with its graph
+    pt.value_loss(
+        values, values * 1.0 + t(x["rewards"])
+    ).backward()  # a target that was stored with its graph
     assert torch.allclose(values.grad, -t(x["rewards"]))
     return result
 
@@ -636,7 +684,9 @@ def total_loss(x, entropy_coef, response_logits, mask=None, entropy=None):
     """What `minibatch_loss` adds up when the policy and value terms are the case's numbers."""
     length = response_logits.shape[1]
     logits = torch.cat([response_logits, response_logits[:, :1]], dim=1)
-    batch = mock.Mock(response_ids=torch.zeros(1, length, dtype=torch.long), log_probs_old=torch.zeros(1, length))
+    batch = mock.Mock(
+        response_ids=torch.zeros(1, length, dtype=torch.long), log_probs_old=torch.zeros(1, length)
+    )
     batch.mask = torch.ones(1, length, dtype=torch.bool) if mask is None else mask != 0
     config = pt.PPOConfig(value_coef=x["vf_coef"], entropy_coef=entropy_coef)
     replaced = {
@@ -664,7 +714,10 @@ def _(x):
 
 @faulty("EN03-valid-tokens-only", "pads counted")
 def _(x):
-    return {"mean_entropy": pt.entropy(t(x["logits"])).mean(), "total_loss": total_loss(x, x["ent_coef"], t(x["logits"]))}
+    return {
+        "mean_entropy": pt.entropy(t(x["logits"])).mean(),
+        "total_loss": total_loss(x, x["ent_coef"], t(x["logits"])),
+    }
 
 
 @correct("EN04-entropy-sign")
@@ -683,7 +736,9 @@ def refused(reference_of):
     reference, config, prompts = reference_of(policy), pt.PPOConfig(num_minibatches=1), ids([[0, 1]])
     optimizer = torch.optim.SGD(policy.parameters(), lr=0.0)
     reward = lambda sequences: torch.zeros(len(sequences))
-    step = lambda: pt.run_ppo_training_step(policy, reference, None, reward, prompts, prompts, optimizer, config)
+    step = lambda: pt.run_ppo_training_step(
+        policy, reference, None, reward, prompts, prompts, optimizer, config
+    )
     class_ = lambda: pt.LanguageModelPPO(policy, reference, None, config)
     run = lambda: pt.train_ppo(world, config, policy=policy, reference=reference, num_updates=1, batch_size=2)
     count = 0
@@ -721,6 +776,7 @@ faulty("RF03-value-head-start", "a random head")(lambda x: first_value_loss(x, t
 
 # ---------------------------------------------------------------- the tests
 
+
 def test_every_case_is_here_and_every_listed_mistake_is_made():
     assert len(CASES) == 33
     assert set(CORRECT) == set(CASES)
@@ -748,7 +804,9 @@ def test_the_mistake_made_in_code_is_refused(name, variant):
     if variant in case.get("faulty", {}):  # it is that mistake: it gives the numbers listed
         listed = case["faulty"][variant]
         for output, wanted in listed.items():
-            got = outputs[output].double() if isinstance(outputs[output], torch.Tensor) else t(outputs[output])
+            got = (
+                outputs[output].double() if isinstance(outputs[output], torch.Tensor) else t(outputs[output])
+            )
             assert torch.allclose(got, t(wanted).double(), atol=1e-5, equal_nan=True), output
     with pytest.raises(AssertionError):
         agree(outputs, case)

@@ -1,4 +1,5 @@
 """The names that the handbook chapter uses, frozen: their order, defaults and results."""
+
 import inspect
 from dataclasses import MISSING, fields
 
@@ -20,7 +21,9 @@ def positional(function):
 
 
 def keyword_only(function):
-    return {p.name: p.default for p in inspect.signature(function).parameters.values() if p.kind == p.KEYWORD_ONLY}
+    return {
+        p.name: p.default for p in inspect.signature(function).parameters.values() if p.kind == p.KEYWORD_ONLY
+    }
 
 
 def names(text):
@@ -28,16 +31,26 @@ def names(text):
 
 
 CHAPTER = {
-    pt.PPOConfig: [("clip_epsilon", 0.2), ("kl_coef", 0.1), ("value_coef", 0.5), ("gamma", 1.0), ("lam", 0.95)],
+    pt.PPOConfig: [
+        ("clip_epsilon", 0.2),
+        ("kl_coef", 0.1),
+        ("value_coef", 0.5),
+        ("gamma", 1.0),
+        ("lam", 0.95),
+    ],
     pt.LanguageModelPPO: names("policy_model ref_model value_model config"),
     pt.LanguageModelPPO.compute_log_probs: names("model input_ids response_ids"),
-    pt.LanguageModelPPO.compute_rewards_and_advantages: names("reward_scores log_probs_policy log_probs_ref values"),
+    pt.LanguageModelPPO.compute_rewards_and_advantages: names(
+        "reward_scores log_probs_policy log_probs_ref values"
+    ),
     pt.LanguageModelPPO.ppo_loss: names("log_probs_new log_probs_old advantages"),
     pt.LanguageModelPPO.value_loss: names("values returns"),
     pt.MockLanguageModel: [("vocab_size", 1000), ("hidden_dim", 128)],
     pt.MockValueHead: [("hidden_dim", 128)],
     pt.MockRewardModel: [("vocab_size", 1000), ("hidden_dim", 64)],
-    pt.run_ppo_training_step: names("policy ref_policy value_head reward_model prompts responses optimizer config"),
+    pt.run_ppo_training_step: names(
+        "policy ref_policy value_head reward_model prompts responses optimizer config"
+    ),
 }
 CONTRACT = {
     pt.masked_mean: names("x") + [("mask", None), ("dim", None)],
@@ -58,12 +71,14 @@ CONTRACT = {
     pt.gae: names("rewards values gamma lam") + [("mask", None), ("last_value", None)],
     pt.probability_ratio: names("log_probs_new log_probs_old"),
     pt.clipped_policy_loss: names("log_probs_new log_probs_old advantages clip_epsilon") + [("mask", None)],
-    pt.value_loss: names("values returns") + [("mask", None), ("values_old", None), ("value_clip_epsilon", None)],
+    pt.value_loss: names("values returns")
+    + [("mask", None), ("values_old", None), ("value_clip_epsilon", None)],
     pt.clip_fraction: names("log_probs_new log_probs_old advantages clip_epsilon") + [("mask", None)],
     pt.ratio_outside_fraction: names("log_probs_new log_probs_old clip_epsilon") + [("mask", None)],
     pt.approx_kl: names("log_probs_new log_probs_old") + [("mask", None), ("estimator", "k3")],
     pt.explained_variance: names("values returns") + [("mask", None)],
-    pt.TinyLM: names("vocab_size") + [("d_model", 64), ("num_layers", 2), ("num_heads", 4), ("max_length", 32)],
+    pt.TinyLM: names("vocab_size")
+    + [("d_model", 64), ("num_layers", 2), ("num_heads", 4), ("max_length", 32)],
     pt.make_reference: names("policy"),
     pt.train_ppo: names("world") + [("config", pt.PPOConfig())],
     pt.TrainingLog.save: names("path"),
@@ -89,13 +104,21 @@ def test_the_signatures_of_the_course(function):
 
 def test_train_ppo_has_its_keywords_and_defaults():
     options = keyword_only(pt.train_ppo)
-    wanted = dict(policy=None, reward="true", num_updates=60, batch_size=128, seed=0, callback=None, should_stop=None)
+    wanted = dict(
+        policy=None, reward="true", num_updates=60, batch_size=128, seed=0, callback=None, should_stop=None
+    )
     assert wanted.items() <= options.items()
 
 
 def test_config_takes_five_numbers_by_position_and_the_rest_by_name():
     config = pt.PPOConfig(0.1, 0.2, 0.3, 0.4, 0.5)
-    assert (config.clip_epsilon, config.kl_coef, config.value_coef, config.gamma, config.lam) == (0.1, 0.2, 0.3, 0.4, 0.5)
+    assert (config.clip_epsilon, config.kl_coef, config.value_coef, config.gamma, config.lam) == (
+        0.1,
+        0.2,
+        0.3,
+        0.4,
+        0.5,
+    )
     with pytest.raises(TypeError):
         pt.PPOConfig(0.1, 0.2, 0.3, 0.4, 0.5, 4)
     assert all(field.default is not MISSING for field in fields(pt.PPOConfig))
@@ -105,14 +128,15 @@ def test_config_takes_five_numbers_by_position_and_the_rest_by_name():
 def test_the_defaults_beyond_the_chapter():
     defaults = {field.name: field.default for field in fields(pt.PPOConfig)[5:]}
     assert defaults == dict(
-        num_epochs=4, num_minibatches=2, learning_rate=5e-4, lr_schedule="constant", adam_eps=1e-8, max_grad_norm=1.0,
-        entropy_coef=0.0, value_clip_epsilon=None, value_warmup=0, whiten_advantages="batch", kl_estimator="k1",
-        kl_target=None, kl_horizon=10_000, target_kl=None, missing_eos_penalty=0.0, bootstrap_truncated=False,
-        temperature=1.0, eos_id=None, pad_id=None,
+        num_epochs=4, num_minibatches=2, learning_rate=5e-4, lr_schedule="constant", adam_eps=1e-8,
+        max_grad_norm=1.0, entropy_coef=0.0, value_clip_epsilon=None, value_warmup=0,
+        whiten_advantages="batch", kl_estimator="k1", kl_target=None, kl_horizon=10_000, target_kl=None,
+        missing_eos_penalty=0.0, bootstrap_truncated=False, temperature=1.0, eos_id=None, pad_id=None,
     )  # fmt: skip
 
 
 # ---------------------------------------------------------------- the class, as the chapter calls it
+
 
 def trainer(**config):
     policy = pt.MockLanguageModel(11, 16, seed=0)
@@ -130,14 +154,19 @@ def test_its_attributes_and_the_frozen_reference():
 
 @pytest.mark.parametrize("output", ["tensor", ".logits", "(logits, values)"])
 def test_log_probs_from_every_kind_of_model(output):
-    make = {"tensor": lambda: pt.MockLanguageModel(11, 16, seed=0), ".logits": HuggingFaceStyle,
-            "(logits, values)": tiny_lm}[output]
+    make = {
+        "tensor": lambda: pt.MockLanguageModel(11, 16, seed=0),
+        ".logits": HuggingFaceStyle,
+        "(logits, values)": tiny_lm,
+    }[output]
     ppo = pt.LanguageModelPPO(make(), perturbed(make()), None, pt.PPOConfig())
     ids = torch.tensor([[3, 4, 5, 6, 7], [1, 2, 9, 9, 0]])
     found = ppo.compute_log_probs(ppo.policy, ids, ids[:, 2:])
     result = ppo.policy.eval()(ids)
     logits = getattr(result, "logits", result[0] if isinstance(result, tuple) else result)
-    wanted = torch.stack([logits.log_softmax(-1)[b, [1, 2, 3]].gather(1, ids[b, 2:, None])[:, 0] for b in range(2)])
+    wanted = torch.stack(
+        [logits.log_softmax(-1)[b, [1, 2, 3]].gather(1, ids[b, 2:, None])[:, 0] for b in range(2)]
+    )
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
     assert found.shape == (2, 3) and found.requires_grad
 
@@ -145,11 +174,17 @@ def test_log_probs_from_every_kind_of_model(output):
 def test_the_temperature_of_the_config_is_used():
     ids = torch.tensor([[3, 4, 5]])
     cold, warm = trainer(temperature=0.5), trainer(temperature=2.0)
-    assert cold.compute_log_probs(cold.policy, ids, ids[:, 1:]).ne(warm.compute_log_probs(warm.policy, ids, ids[:, 1:])).all()
+    assert (
+        cold.compute_log_probs(cold.policy, ids, ids[:, 1:])
+        .ne(warm.compute_log_probs(warm.policy, ids, ids[:, 1:]))
+        .all()
+    )
 
 
 def test_rewards_advantages_and_losses_are_the_functions():
-    ppo = trainer(kl_coef=0.3, gamma=0.9, lam=0.8, clip_epsilon=0.1, value_clip_epsilon=0.2, kl_estimator="k3")
+    ppo = trainer(
+        kl_coef=0.3, gamma=0.9, lam=0.8, clip_epsilon=0.1, value_clip_epsilon=0.2, kl_estimator="k3"
+    )
     scores, lp, ref, values = random((2,)), random((2, 3), 1), random((2, 3), 2), random((2, 3), 3)
     mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
     for m in (None, mask):
@@ -159,7 +194,9 @@ def test_rewards_advantages_and_losses_are_the_functions():
         assert all(torch.equal(a, b) for a, b in zip(found, (advantages, returns, kl), strict=True))
     close(ppo.ppo_loss(lp, ref, values), pt.clipped_policy_loss(lp, ref, values, 0.1).numpy())
     close(ppo.value_loss(values, lp, values_old=ref), pt.value_loss(values, lp, None, ref, 0.2).numpy())
-    assert not any(x.requires_grad for x in ppo.compute_rewards_and_advantages(scores, lp.requires_grad_(), ref, values))
+    assert not any(
+        x.requires_grad for x in ppo.compute_rewards_and_advantages(scores, lp.requires_grad_(), ref, values)
+    )
 
 
 def test_whitening_per_call_is_a_choice():
@@ -179,7 +216,7 @@ def test_what_it_refuses():
 
 
 def test_the_chapters_own_script_runs():
-    """Its three mocks, random responses, one optimizer over policy and head, and the five numbers it prints."""
+    """Its three mocks, random responses, one optimizer over policy and head, the five numbers it prints."""
     generator = torch.Generator().manual_seed(0)
     policy, reference = pt.MockLanguageModel(50, 32, seed=0), pt.MockLanguageModel(50, 32, seed=1)
     head, reward = pt.MockValueHead(32), pt.MockRewardModel(50, 16, seed=2)
@@ -190,5 +227,7 @@ def test_the_chapters_own_script_runs():
         policy, reference, head, reward, prompts, responses, optimizer, pt.PPOConfig()
     )
     assert {"policy_loss", "value_loss", "mean_reward", "mean_kl", "mean_ratio"} <= set(metrics)
-    assert metrics["mean_reward"] == pytest.approx(reward(torch.cat([prompts, responses], 1)).mean().item(), abs=1e-6)
+    assert metrics["mean_reward"] == pytest.approx(
+        reward(torch.cat([prompts, responses], 1)).mean().item(), abs=1e-6
+    )
     assert not same(before, policy)

@@ -1,4 +1,5 @@
 """Every field of PPOConfig: what it takes, what it refuses, and the names of the course."""
+
 import math
 from dataclasses import fields
 
@@ -22,7 +23,14 @@ NUMBERS = {  # field: (lowest allowed, highest allowed, below or above)
     "missing_eos_penalty": ([0, 1.0], [-1.0]),
     "temperature": ([0.1, 2], [0, -1.0]),
 }
-INTEGERS = {"num_epochs": 1, "num_minibatches": 1, "kl_horizon": 1, "value_warmup": 0, "eos_id": 0, "pad_id": 0}
+INTEGERS = {
+    "num_epochs": 1,
+    "num_minibatches": 1,
+    "kl_horizon": 1,
+    "value_warmup": 0,
+    "eos_id": 0,
+    "pad_id": 0,
+}
 CHOICES = {
     "lr_schedule": ("constant", "linear"),
     "whiten_advantages": ("batch", "minibatch", "none"),
@@ -87,6 +95,7 @@ def test_equal_settings_are_equal():
 
 # ---------------------------------------------------------------- notation
 
+
 def test_notation_gives_every_quantity_one_symbol_a_shape_and_a_meaning():
     for name, entry in pt.NOTATION.items():
         assert name.isidentifier() and len(entry) == 3 and all(entry), name
@@ -97,8 +106,11 @@ def test_notation_gives_every_quantity_one_symbol_a_shape_and_a_meaning():
 
 def test_notation_has_the_names_the_functions_use():
     wanted = {
-        "prompt_ids", "response_ids", "mask", "scores", "log_probs_new", "log_probs_old", "log_probs_ref", "kl", "kl_coef",
-        "shaped_rewards", "values", "td_errors", "advantages", "returns", "ratio", "clip_epsilon", "gamma", "lam",
+        "prompt_ids", "response_ids", "mask", "scores", "log_probs_new", "log_probs_old", "log_probs_ref",
+        "kl", "kl_coef", "shaped_rewards", "values", "td_errors", "advantages", "returns", "ratio",
+        "clip_epsilon", "gamma", "lam",
     }  # fmt: skip
     assert wanted <= set(pt.NOTATION)
-    assert "ρ" in pt.NOTATION["ratio"][0] and "r_t" in pt.NOTATION["shaped_rewards"][0], "r is the reward, ρ the ratio"
+    assert "ρ" in pt.NOTATION["ratio"][0] and "r_t" in pt.NOTATION["shaped_rewards"][0], (
+        "r is the reward, ρ the ratio"
+    )

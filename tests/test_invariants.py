@@ -1,4 +1,5 @@
-"""What must hold in every run, whatever the model: parity, rest before the first step, conservation, isolation."""
+"""What must hold in every run, whatever the model: parity, rest before a step, conservation, isolation."""
+
 import copy
 import subprocess
 import sys
@@ -15,7 +16,9 @@ from ppo_teach.models import logits_and_values
 from ppo_teach.train import minibatch_loss, ppo_epochs, shaped_advantages
 
 ROOT = Path(pt.__file__).parents[1]
-PROMPTS = torch.tensor([[0, 0, 3], [0, 5, 4], [6, 3, 4], [7, 8, 9], [1, 1, 1], [0, 0, 9], [4, 4, 1], [0, 3, 3]])
+PROMPTS = torch.tensor(
+    [[0, 0, 3], [0, 5, 4], [6, 3, 4], [7, 8, 9], [1, 1, 1], [0, 0, 9], [4, 4, 1], [0, 3, 3]]
+)
 MASK = PROMPTS != 0
 EOS, PAD, T = 2, 0, 6
 
@@ -49,8 +52,17 @@ def setting(name, temperature=1.0, **config):
     prompts, mask = (PROMPTS.clamp(min=1), None) if name == "foreign, unpadded" else (PROMPTS, MASK)
     reference = pt.make_reference(perturbed(policy, 0.2))
     rollout = pt.collect_rollout(
-        policy, reference, prompts, score, T, eos_id=EOS, pad_id=PAD, prompt_mask=mask, value_head=head,
-        temperature=temperature, generator=seeded(1),
+        policy,
+        reference,
+        prompts,
+        score,
+        T,
+        eos_id=EOS,
+        pad_id=PAD,
+        prompt_mask=mask,
+        value_head=head,
+        temperature=temperature,
+        generator=seeded(1),
     )
     parameters = [p for model in (policy, head) if model is not None for p in model.parameters()]
     optimizer = torch.optim.SGD(parameters, lr=0.1)
@@ -65,20 +77,25 @@ def updates(policy, head, optimizer, rollout, config):
 
 # ---------------------------------------------------------------- parity, and rest before the first step
 
+
 @models
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_the_sampler_and_the_training_path_agree_on_every_token(name, temperature):
     policy, head, _, _, rollout, _ = setting(name, temperature)
     options = dict(eos_id=EOS, pad_id=PAD, temperature=temperature, return_log_probs=True)
     mask = None if name == "foreign, unpadded" else rollout.prompt_mask
-    response, sampled = pt.generate(policy, rollout.prompt_ids, T, attention_mask=mask, generator=seeded(1), **options)
+    response, sampled = pt.generate(
+        policy, rollout.prompt_ids, T, attention_mask=mask, generator=seeded(1), **options
+    )
     assert torch.equal(response, rollout.response_ids)
     policy.eval()
     logits, _ = logits_and_values(policy, rollout.input_ids, head, rollout.attention_mask)
     trained = pt.response_log_probs(logits, response, temperature)
     for other in (sampled, rollout.log_probs_old):
         assert (trained - other)[rollout.mask].abs().max() < 1e-5
-    assert (pt.response_log_probs(logits, response, temperature + 0.1) - sampled)[rollout.mask].abs().max() > 1e-3
+    assert (pt.response_log_probs(logits, response, temperature + 0.1) - sampled)[
+        rollout.mask
+    ].abs().max() > 1e-3
 
 
 @models
@@ -88,7 +105,9 @@ def test_before_the_first_step_the_ratio_is_one_and_nothing_is_clipped(name, tem
     steps, _ = updates(policy, head, optimizer, rollout, config)
     first, second = next(steps), next(steps)
     assert policy.training, "the trainer left the mode alone"
-    assert first["mean_ratio"] == pytest.approx(1.0, abs=1e-5) and first["max_ratio"] == pytest.approx(1.0, abs=1e-5)
+    assert first["mean_ratio"] == pytest.approx(1.0, abs=1e-5) and first["max_ratio"] == pytest.approx(
+        1.0, abs=1e-5
+    )
     assert first["approx_kl"] == pytest.approx(0.0, abs=1e-9)
     assert first["clip_fraction"] == first["ratio_outside_fraction"] == 0.0
     assert first["policy_loss"] == pytest.approx(0.0, abs=1e-5), "whitened advantages have mean 0"
@@ -117,23 +136,31 @@ def test_advantages_are_whitened_over_the_rollout(name):
 @models
 def test_shaped_rewards_add_up_to_the_regularised_objective(name):
     *_, rollout, config = setting(name)
-    shaped, kl = pt.shape_rewards(rollout.scores, rollout.log_probs_old, rollout.log_probs_ref, 0.3, rollout.mask)
+    shaped, kl = pt.shape_rewards(
+        rollout.scores, rollout.log_probs_old, rollout.log_probs_ref, 0.3, rollout.mask
+    )
     log_ratio = (rollout.log_probs_old - rollout.log_probs_ref) * rollout.mask
     torch.testing.assert_close(shaped.sum(1), rollout.scores - 0.3 * log_ratio.sum(1), rtol=0, atol=1e-5)
-    assert log_ratio.sum(1).abs().min() > 1e-4 and (shaped[~rollout.mask] == 0).all() and (kl[~rollout.mask] == 0).all()
+    assert (
+        log_ratio.sum(1).abs().min() > 1e-4
+        and (shaped[~rollout.mask] == 0).all()
+        and (kl[~rollout.mask] == 0).all()
+    )
 
 
 # ---------------------------------------------------------------- the expected ratio
 
+
 def test_the_old_policy_expects_a_ratio_of_one_whatever_the_new_one_is():
-    """Σ_y π_old(y) ρ(y) = 1 by enumeration, and the same token by token; clipped ratios do not have that mean."""
+    """Σ_y π_old(y) ρ(y) = 1 by enumeration, and the same token by token; clipped ratios have another mean."""
     world = pt.ChainWorld(num_tokens=3, max_new_tokens=4)
     responses, mask = world.responses()
     old, new = world.table_policy().double(), perturbed(world.table_policy(), 2.0).double()
     for prompt in world.prompts():
         prompts = prompt.expand(len(responses), 1)
         log_old, log_new = (
-            pt.response_log_probs(policy(torch.cat([prompts, responses], dim=1))[0], responses).detach() * mask
+            pt.response_log_probs(policy(torch.cat([prompts, responses], dim=1))[0], responses).detach()
+            * mask
             for policy in (old, new)
         )
         chance = log_old.sum(1).exp()
@@ -153,6 +180,7 @@ def test_the_old_policy_expects_a_ratio_of_one_whatever_the_new_one_is():
 
 # ---------------------------------------------------------------- the clip
 
+
 def test_a_blocked_token_moves_nothing_and_every_other_one_does():
     policy = tiny_lm("separate")
     batch = 4
@@ -165,7 +193,9 @@ def test_a_blocked_token_moves_nothing_and_every_other_one_does():
             row = rollout.rows(slice(i, i + 1))
             row.mask = torch.zeros(1, T, dtype=torch.bool)
             row.mask[0, t] = True
-            loss, metrics = minibatch_loss(policy, None, row, advantages[i : i + 1], torch.zeros(1, T), config)
+            loss, metrics = minibatch_loss(
+                policy, None, row, advantages[i : i + 1], torch.zeros(1, T), config
+            )
             slopes = torch.autograd.grad(loss, [*policy.trunk.parameters(), *policy.lm_head.parameters()])
             per_token.append((metrics["clip_fraction"] == 1.0, all((s == 0).all() for s in slopes)))
     assert [blocked for blocked, _ in per_token] == [still for _, still in per_token]
@@ -173,6 +203,7 @@ def test_a_blocked_token_moves_nothing_and_every_other_one_does():
 
 
 # ---------------------------------------------------------------- isolation of policy and reference
+
 
 @models
 def test_the_reference_never_moves(name):
@@ -204,6 +235,7 @@ def test_without_a_separate_head_the_critic_cannot_move_a_separate_policy():
 
 # ---------------------------------------------------------------- padding and rows
 
+
 def loss_and_gradient(policy, rollout, advantages, returns, config):
     loss, metrics = minibatch_loss(policy, None, rollout, advantages, returns, config)
     return loss.detach(), torch.autograd.grad(loss, list(policy.parameters())), metrics
@@ -225,7 +257,9 @@ def test_what_stands_behind_the_eos_changes_no_loss_and_no_gradient(garbage):
     assert torch.equal(clean[0], spoiled[0]) and clean[2] == spoiled[2]
     for a, b in zip(clean[1], spoiled[1], strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-7)
-    for a, b in zip(shaped_advantages(rollout, config, eos_id=EOS), shaped_advantages(dirty, config), strict=True):
+    for a, b in zip(
+        shaped_advantages(rollout, config, eos_id=EOS), shaped_advantages(dirty, config), strict=True
+    ):
         torch.testing.assert_close(a, b)
 
 
@@ -235,16 +269,26 @@ def test_more_padding_on_either_side_changes_nothing():
     response = torch.tensor([[4, 2, 0], [5, 6, 2]])
     mask = pt.response_mask(response, EOS)
     narrow = pt.rollout.freeze_rollout(
-        policy, perturbed(policy), torch.tensor([[3, 4], [5, 6]]), response, torch.tensor([1.0, -1.0]), mask=mask
+        policy,
+        perturbed(policy),
+        torch.tensor([[3, 4], [5, 6]]),
+        response,
+        torch.tensor([1.0, -1.0]),
+        mask=mask,
     )
     wide_prompts = torch.tensor([[9, 9, 3, 4], [9, 9, 5, 6]])
     wide = pt.rollout.freeze_rollout(
-        policy, perturbed(policy), wide_prompts, torch.cat([response, torch.zeros(2, 2).long()], 1),
-        torch.tensor([1.0, -1.0]), mask=torch.cat([mask, torch.zeros(2, 2).bool()], 1),
+        policy,
+        perturbed(policy),
+        wide_prompts,
+        torch.cat([response, torch.zeros(2, 2).long()], 1),
+        torch.tensor([1.0, -1.0]),
+        mask=torch.cat([mask, torch.zeros(2, 2).bool()], 1),
         prompt_mask=torch.tensor([[0, 0, 1, 1]] * 2),
     )
     results = [
-        loss_and_gradient(policy, r, *shaped_advantages(r, config, eos_id=EOS)[:2], config) for r in (narrow, wide)
+        loss_and_gradient(policy, r, *shaped_advantages(r, config, eos_id=EOS)[:2], config)
+        for r in (narrow, wide)
     ]
     torch.testing.assert_close(results[0][0], results[1][0], rtol=0, atol=1e-12)
     for a, b in zip(results[0][1], results[1][1], strict=True):
@@ -257,7 +301,12 @@ def test_a_batch_of_one_equals_the_row_in_a_batch():
     *_, rollout, _ = setting("TinyLM, shared critic")
     config = pt.PPOConfig(whiten_advantages="none")
     frozen = pt.rollout.freeze_rollout(
-        policy, perturbed(policy), rollout.prompt_ids, rollout.response_ids, rollout.scores, mask=rollout.mask,
+        policy,
+        perturbed(policy),
+        rollout.prompt_ids,
+        rollout.response_ids,
+        rollout.scores,
+        mask=rollout.mask,
         prompt_mask=rollout.prompt_mask,
     )
     whole = shaped_advantages(frozen, config, eos_id=EOS)
@@ -276,8 +325,14 @@ def test_one_response_of_one_token_trains_and_stays_finite():
     policy = tiny_lm()
     optimizer = torch.optim.Adam(policy.parameters(), lr=1e-3)
     metrics = pt.run_ppo_training_step(
-        policy, pt.make_reference(policy), None, lambda s: torch.ones(len(s)), torch.tensor([[3]]),
-        torch.tensor([[4]]), optimizer, pt.PPOConfig(num_minibatches=1),
+        policy,
+        pt.make_reference(policy),
+        None,
+        lambda s: torch.ones(len(s)),
+        torch.tensor([[3]]),
+        torch.tensor([[4]]),
+        optimizer,
+        pt.PPOConfig(num_minibatches=1),
     )
     assert all(abs(value) < 1e6 for value in metrics.values())
     assert all(torch.isfinite(p).all() for p in policy.parameters())
@@ -325,9 +380,18 @@ def test_prompts_are_told_apart_from_padding_by_the_pad_id():
         responses = torch.tensor([[4, 2, 0], [5, 6, 7]] * 4)
         optimizer = torch.optim.SGD(policy.parameters(), lr=0.05)
         reward = lambda sequences: sequences[:, -3:].float().mean(1)
-        results.append(pt.run_ppo_training_step(
-            policy, perturbed(policy), None, reward, prompts, responses, optimizer, pt.PPOConfig(eos_id=EOS, pad_id=PAD)
-        ))
+        results.append(
+            pt.run_ppo_training_step(
+                policy,
+                perturbed(policy),
+                None,
+                reward,
+                prompts,
+                responses,
+                optimizer,
+                pt.PPOConfig(eos_id=EOS, pad_id=PAD),
+            )
+        )
     assert results[0] == pytest.approx(results[1], abs=1e-9)
     with pytest.raises(ValueError, match="prompts must not be empty"):
         step(tiny_lm(), None, prompts=torch.tensor([[0, 0], [3, 4]]), mask=None)
@@ -346,7 +410,9 @@ def test_a_reward_model_may_answer_in_three_ways(shape):
 
 
 def test_dropout_in_the_reward_model_is_off():
-    reward = torch.nn.Sequential(torch.nn.Embedding(11, 1), torch.nn.Flatten(1), torch.nn.Dropout(0.5), torch.nn.Linear(9, 1))
+    reward = torch.nn.Sequential(
+        torch.nn.Embedding(11, 1), torch.nn.Flatten(1), torch.nn.Dropout(0.5), torch.nn.Linear(9, 1)
+    )
     found = [step(tiny_lm(), None, reward.train())["mean_reward"] for _ in range(2)]
     assert found[0] == found[1] and reward.training
 
@@ -357,7 +423,9 @@ def test_epsilon_and_lambda_matter_because_there_are_epochs():
     assert run(clip_epsilon=1e-3)["clip_fraction"] > base["clip_fraction"]
     assert run(lam=0.0)["value_loss"] != base["value_loss"]
     one = dict(num_epochs=1, num_minibatches=1)
-    assert run(**one)["mean_ratio"] == pytest.approx(1.0, abs=1e-6), "one step: the ratio is 1 and the clip idle"
+    assert run(**one)["mean_ratio"] == pytest.approx(1.0, abs=1e-6), (
+        "one step: the ratio is 1 and the clip idle"
+    )
     assert run(**one)["clip_fraction"] == run(**one, clip_epsilon=1e-3)["clip_fraction"] == 0.0
 
 
@@ -400,16 +468,28 @@ def test_scoring_under_no_grad_carries_no_graph():
 ], ids=str)  # fmt: skip
 def test_bad_input_is_refused_by_name_and_trains_nothing(changed, match):
     policy = tiny_lm()
-    arguments = dict(
-        prompts=PROMPTS, responses=torch.ones(8, 4, dtype=torch.long), reward=lambda s: torch.zeros(8),
-        config=pt.PPOConfig(), reference=pt.make_reference(policy),
-    ) | changed
+    arguments = (
+        dict(
+            prompts=PROMPTS,
+            responses=torch.ones(8, 4, dtype=torch.long),
+            reward=lambda s: torch.zeros(8),
+            config=pt.PPOConfig(),
+            reference=pt.make_reference(policy),
+        )
+        | changed
+    )
     reference = policy if arguments["reference"] == "policy" else arguments["reference"]
     before = parameters_of(policy)
     optimizer = torch.optim.SGD(policy.parameters(), lr=1.0)
     with pytest.raises(ValueError, match=match):
         pt.run_ppo_training_step(
-            policy, reference, None, arguments["reward"], arguments["prompts"], arguments["responses"], optimizer,
+            policy,
+            reference,
+            None,
+            arguments["reward"],
+            arguments["prompts"],
+            arguments["responses"],
+            optimizer,
             arguments["config"],
         )
     assert same(before, policy)
@@ -422,18 +502,21 @@ def test_a_gradient_that_is_not_finite_never_reaches_the_weights():
     rollout.log_probs_old = rollout.log_probs_old - 100.0  # ratios of e^100: infinite in float32
     before = parameters_of(policy)
     with pytest.raises(FloatingPointError, match="lower learning_rate or clip_epsilon"):
-        list(ppo_epochs(policy, None, optimizer, rollout, torch.ones(4, T), torch.zeros(4, T), pt.PPOConfig()))
+        list(
+            ppo_epochs(policy, None, optimizer, rollout, torch.ones(4, T), torch.zeros(4, T), pt.PPOConfig())
+        )
     assert same(before, policy)
 
 
 # ---------------------------------------------------------------- nothing outside is touched
 
+
 def test_importing_changes_no_global_setting():
     code = (
         "import torch, random, numpy as np, os, locale\n"
-        "seen = lambda: (torch.get_rng_state().tolist(), torch.get_num_threads(), torch.get_num_interop_threads(),\n"
-        "    torch.get_default_dtype(), torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled(),\n"
-        "    random.getstate(), str(np.random.get_state()), dict(os.environ), torch.is_anomaly_enabled())\n"
+        "seen = lambda: (torch.get_rng_state().tolist(), torch.get_num_threads(), torch.is_grad_enabled(),\n"
+        "    torch.get_default_dtype(), torch.get_num_interop_threads(), torch.is_anomaly_enabled(),\n"
+        "    random.getstate(), str(np.random.get_state()), dict(os.environ))\n"
         "torch.set_num_threads(2)\n"
         "before = seen()\n"
         "import ppo_teach\n"
@@ -468,7 +551,9 @@ def test_one_thread_is_used_meanwhile():
         note = lambda *args: seen.add(torch.get_num_threads())
         for policy in (tiny_lm(), HuggingFaceStyle()):
             policy.register_forward_pre_hook(note)
-            (policy.trunk.norm if isinstance(policy, pt.TinyLM) else policy.head).register_forward_pre_hook(note)
+            (policy.trunk.norm if isinstance(policy, pt.TinyLM) else policy.head).register_forward_pre_hook(
+                note
+            )
             pt.generate(policy, PROMPTS, 2, generator=seeded())
             step(policy, None if isinstance(policy, pt.TinyLM) else pt.MockValueHead(16))
         world = ProbeWorld(3, 2, lambda r: note() or r.sum(1))
@@ -487,15 +572,26 @@ def test_no_function_writes_into_its_arguments():
     everything = [a, b, c, d, mask, scores, ids, logits]
     copies = [tensor.clone() for tensor in everything]
     calls = [
-        lambda: pt.masked_mean(a, mask), lambda: pt.masked_whiten(a, mask), lambda: pt.response_mask(ids, 2, 0),
-        lambda: pt.response_log_probs(logits, ids, 0.5), lambda: pt.response_values(a, 2), lambda: pt.entropy(logits),
-        lambda: pt.place_scores(scores, mask), lambda: pt.kl_estimate(a, b, "k3"),
-        lambda: pt.shape_rewards(scores, a, b, 0.1, mask), lambda: pt.missing_eos_penalty(scores, ids, 2, 1.0),
-        lambda: pt.discounted_returns(a, 0.9, mask), lambda: pt.td_errors(a, b, 0.9, mask, scores),
-        lambda: pt.gae(a, b, 0.9, 0.9, mask, scores), lambda: pt.clipped_policy_loss(a, b, c, 0.2, mask),
-        lambda: pt.value_loss(a, b, mask, c, 0.2), lambda: pt.clip_fraction(a, b, c, 0.2, mask),
-        lambda: pt.ratio_outside_fraction(a, b, 0.2, mask), lambda: pt.approx_kl(a, b, mask),
-        lambda: pt.explained_variance(a, b, mask), lambda: pt.RunningMoments().update(a),
+        lambda: pt.masked_mean(a, mask),
+        lambda: pt.masked_whiten(a, mask),
+        lambda: pt.response_mask(ids, 2, 0),
+        lambda: pt.response_log_probs(logits, ids, 0.5),
+        lambda: pt.response_values(a, 2),
+        lambda: pt.entropy(logits),
+        lambda: pt.place_scores(scores, mask),
+        lambda: pt.kl_estimate(a, b, "k3"),
+        lambda: pt.shape_rewards(scores, a, b, 0.1, mask),
+        lambda: pt.missing_eos_penalty(scores, ids, 2, 1.0),
+        lambda: pt.discounted_returns(a, 0.9, mask),
+        lambda: pt.td_errors(a, b, 0.9, mask, scores),
+        lambda: pt.gae(a, b, 0.9, 0.9, mask, scores),
+        lambda: pt.clipped_policy_loss(a, b, c, 0.2, mask),
+        lambda: pt.value_loss(a, b, mask, c, 0.2),
+        lambda: pt.clip_fraction(a, b, c, 0.2, mask),
+        lambda: pt.ratio_outside_fraction(a, b, 0.2, mask),
+        lambda: pt.approx_kl(a, b, mask),
+        lambda: pt.explained_variance(a, b, mask),
+        lambda: pt.RunningMoments().update(a),
         lambda: tiny_lm().generate(ids, 3, attention_mask=mask.flip(1), eos_id=2, generator=seeded()),
         lambda: step(tiny_lm(), None, reward=lambda s: scores.float().repeat(4)),
     ]

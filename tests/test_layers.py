@@ -1,4 +1,5 @@
-"""The house rules of the package, read from its source: layers, imports, size, docstrings, the public list."""
+"""The house rules of the package, read from its source: layers, imports, size, docstrings, exports."""
+
 import ast
 import subprocess
 import sys
@@ -11,19 +12,32 @@ import ppo_teach
 PACKAGE = Path(ppo_teach.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 NAMES = {path: ".".join(path.relative_to(PACKAGE).with_suffix("").parts) for path in FILES}
-MODULES = [path for path in FILES if path.name != "__init__.py"]  # those re-export, and import from everywhere
+MODULES = [
+    path for path in FILES if path.name != "__init__.py"
+]  # those re-export, and import from everywhere
 
 # A module imports only from a lower layer.
 LAYERS = {
     "config": 0, "tensor_ops": 0, "colors": 0, "worlds.lexicon": 0,
     "models": 1, "worlds.grammar": 1, "worlds.reward_model": 1,
-    "worlds.chain": 2, "worlds.review": 2, "rollout": 2, "rewards": 2, "advantages": 2, "losses": 2, "exact": 2,
+    "worlds.chain": 2, "worlds.review": 2, "rollout": 2, "rewards": 2, "advantages": 2, "losses": 2,
+    "exact": 2,
     "ppo": 3, "worlds.build": 3, "marks": 3,
     "train": 4, "alternatives": 4, "bugs": 4, "still": 4,
-    "plots": 5, "notebook": 5, "canvas": 5, "checker": 5, "checker": 5,
+    "plots": 5, "notebook": 5, "canvas": 5, "checker": 5,
     "live": 6, "explorers": 6, "exercises": 6,
 }  # fmt: skip
-HEAVY = ("matplotlib", "ipywidgets", "IPython", "tqdm", "anywidget", "ipykernel", "traitlets", "scipy", "pandas")
+HEAVY = (
+    "matplotlib",
+    "ipywidgets",
+    "IPython",
+    "tqdm",
+    "anywidget",
+    "ipykernel",
+    "traitlets",
+    "scipy",
+    "pandas",
+)
 
 by_module = pytest.mark.parametrize("path", MODULES, ids=lambda path: NAMES[path])
 
@@ -36,7 +50,9 @@ def imported(path):
     """Names of the package's modules that this one imports, anywhere in it: "models", "worlds.grammar"."""
     here = NAMES[path].split(".")[:-1]
     for node in ast.walk(tree_of(path)):
-        if isinstance(node, ast.ImportFrom) and (node.level or (node.module or "").split(".")[0] == "ppo_teach"):
+        if isinstance(node, ast.ImportFrom) and (
+            node.level or (node.module or "").split(".")[0] == "ppo_teach"
+        ):
             base = here[: len(here) + 1 - node.level] if node.level else []
             target = [*base, *(node.module or "").removeprefix("ppo_teach").strip(".").split(".")]
             target = [part for part in target if part]
@@ -44,7 +60,9 @@ def imported(path):
                 inner = ".".join([*target, alias.name])
                 yield inner if inner in NAMES.values() else ".".join(target)
         elif isinstance(node, ast.Import):
-            yield from (a.name.removeprefix("ppo_teach.") for a in node.names if a.name.startswith("ppo_teach."))
+            yield from (
+                a.name.removeprefix("ppo_teach.") for a in node.names if a.name.startswith("ppo_teach.")
+            )
 
 
 def layer_of(name):
@@ -62,13 +80,16 @@ def test_every_module_has_a_layer(path):
 def test_imports_go_down_only(path):
     own = layer_of(NAMES[path])
     for name in imported(path):
-        assert layer_of(name) is not None and layer_of(name) < own, f"{NAMES[path]} ({own}) imports {name} ({layer_of(name)})"
+        assert layer_of(name) is not None and layer_of(name) < own, (
+            f"{NAMES[path]} ({own}) imports {name} ({layer_of(name)})"
+        )
 
 
 def test_imports_are_found_in_every_form(tmp_path, monkeypatch):
     file = tmp_path / "module.py"
     file.write_text(
-        "from .losses import gae\nfrom . import train\nfrom ppo_teach.models import TinyLM\nimport ppo_teach.bugs\n"
+        "from .losses import gae\nfrom . import train\n"
+        "from ppo_teach.models import TinyLM\nimport ppo_teach.bugs\n"
         "def f():\n    from .worlds.chain import ChainWorld\n    from .worlds import ReviewWorld\n"
     )
     monkeypatch.setitem(NAMES, file, "module")
@@ -80,7 +101,9 @@ def test_imports_are_found_in_every_form(tmp_path, monkeypatch):
 
 
 def test_there_is_no_drawer_for_everything():
-    assert not [name for name in NAMES.values() if name.split(".")[-1] in ("utils", "helpers", "common", "misc")]
+    assert not [
+        name for name in NAMES.values() if name.split(".")[-1] in ("utils", "helpers", "common", "misc")
+    ]
 
 
 def test_importing_the_package_needs_torch_and_numpy_only():
@@ -88,7 +111,9 @@ def test_importing_the_package_needs_torch_and_numpy_only():
         "import sys, torch, numpy\nbefore = set(sys.modules)\nimport ppo_teach\n"
         f"print([name for name in {HEAVY} if name in set(sys.modules) - before])"
     )
-    found = subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent, capture_output=True, text=True, check=True)
+    found = subprocess.run(
+        [sys.executable, "-c", code], cwd=PACKAGE.parent, capture_output=True, text=True, check=True
+    )
     assert found.stdout.strip() == "[]"
 
 
@@ -97,10 +122,15 @@ def code_lines(path):
     source = path.read_text(encoding="utf-8")
     skipped = set()
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node) is not None:
+        if (
+            isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))
+            and ast.get_docstring(node) is not None
+        ):
             skipped |= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
     lines = enumerate(source.splitlines(), start=1)
-    return sum(bool(line.strip()) and not line.strip().startswith("#") and n not in skipped for n, line in lines)
+    return sum(
+        bool(line.strip()) and not line.strip().startswith("#") and n not in skipped for n, line in lines
+    )
 
 
 def test_the_package_stays_small():
@@ -110,6 +140,7 @@ def test_the_package_stays_small():
 
 
 # ---------------------------------------------------------------- docstrings and the public list
+
 
 def public_definitions(path):
     """(qualified name, node) of public functions, classes and their public methods."""
@@ -136,7 +167,12 @@ def test_everything_public_says_what_it_does(path):
 
 def test_what_the_package_exports_is_listed_completely():
     tree = tree_of(PACKAGE / "__init__.py")
-    names = [alias.asname or alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names]
+    names = [
+        alias.asname or alias.name
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    ]
     assert sorted(names) == sorted(ppo_teach.__all__) and len(set(names)) == len(names)
     assert all(hasattr(ppo_teach, name) for name in ppo_teach.__all__)
 

@@ -1,4 +1,5 @@
 """The terms of the objective and their gradients, against hand-worked ones in float64, and at their edges."""
+
 import math
 
 import pytest
@@ -17,6 +18,7 @@ value_clips = pytest.mark.parametrize("clip", [None, 0.2])
 
 
 # ---------------------------------------------------------------- the clipped policy loss
+
 
 @masks
 @mask_types
@@ -38,7 +40,9 @@ def test_a_wrong_policy_loss_would_be_noticed(wrong):
         "no clip": lambda x: -pt.masked_mean(ratio(x) * A, mask),
         "no mask": lambda x: pt.clipped_policy_loss(x, OLD, A, EPS),
         "max": lambda x: -pt.masked_mean(torch.max(ratio(x) * A, ratio(x).clamp(0.8, 1.2) * A), mask),
-        "ratio of the wrong side": lambda x: pt.clipped_policy_loss(OLD, x.detach(), A, EPS, mask) + 0 * x.sum(),
+        "ratio of the wrong side": lambda x: (
+            pt.clipped_policy_loss(OLD, x.detach(), A, EPS, mask) + 0 * x.sum()
+        ),
     }[wrong]
     with pytest.raises(AssertionError):
         close(function(NEW), value, 1e-4)
@@ -57,7 +61,8 @@ def test_the_gradient_is_zero_exactly_where_the_clip_binds():
 
 @pytest.mark.parametrize(("log_ratio", "advantage", "alive"), [
     (0.5, 1.0, False), (0.5, -1.0, True), (-0.5, 1.0, True), (-0.5, -1.0, False),
-    (0.1, 1.0, True), (0.1, -1.0, True), (-0.1, 1.0, True), (-0.1, -1.0, True), (0.0, 1.0, True), (0.5, 0.0, False),
+    (0.1, 1.0, True), (0.1, -1.0, True), (-0.1, 1.0, True), (-0.1, -1.0, True), (0.0, 1.0, True),
+    (0.5, 0.0, False),
 ])  # fmt: skip
 def test_quadrant_by_quadrant(log_ratio, advantage, alive):
     new, old, A1 = (torch.tensor([[x]], dtype=torch.float64) for x in (log_ratio, 0.0, advantage))
@@ -113,7 +118,10 @@ def test_padding_may_hold_anything(hidden, name):
 
 def test_no_real_token_at_all_gives_zero_and_no_gradient():
     mask = torch.zeros(3, 4)
-    for function in (lambda x: pt.clipped_policy_loss(x, OLD, A, EPS, mask), lambda x: pt.value_loss(x, G, mask)):
+    for function in (
+        lambda x: pt.clipped_policy_loss(x, OLD, A, EPS, mask),
+        lambda x: pt.value_loss(x, G, mask),
+    ):
         assert function(NEW) == 0 and (gradient(function, NEW) == 0).all()
     assert pt.clip_fraction(NEW, OLD, A, EPS, mask) == 0 and pt.explained_variance(V, G, mask) == 0
 
@@ -132,6 +140,7 @@ def test_a_batch_of_one_equals_the_row_in_a_batch():
 
 
 # ---------------------------------------------------------------- the value loss
+
 
 @masks
 @value_clips
@@ -168,7 +177,9 @@ def test_plain_value_loss_is_the_mean_squared_error_without_a_half():
 def test_at_the_edge_of_the_value_band_the_gradient_is_whole():
     old, target = torch.tensor([[2.0]]), torch.tensor([[3.0]])
     edge = old + 0.2
-    close(gradient(lambda x: pt.value_loss(x, target, None, old, 0.2), edge), 2 * (edge - target).numpy(), 1e-6)
+    close(
+        gradient(lambda x: pt.value_loss(x, target, None, old, 0.2), edge), 2 * (edge - target).numpy(), 1e-6
+    )
 
 
 def test_the_target_of_the_critic_is_a_constant_even_with_a_graph():
@@ -178,6 +189,7 @@ def test_the_target_of_the_critic_is_a_constant_even_with_a_graph():
 
 
 # ---------------------------------------------------------------- what watches the update
+
 
 @masks
 @mask_types
@@ -204,9 +216,13 @@ def test_approx_kl_has_the_direction_of_the_sampling_policy():
     kl = (old.exp() * (old - new)).sum().item()
     weights = old.exp()
     for estimator in ("k1", "k3"):
-        each = torch.stack([pt.approx_kl(new[i].view(1, 1), old[i].view(1, 1), estimator=estimator) for i in range(6)])
+        each = torch.stack(
+            [pt.approx_kl(new[i].view(1, 1), old[i].view(1, 1), estimator=estimator) for i in range(6)]
+        )
         assert (weights * each).sum().item() == pytest.approx(kl, abs=1e-12)
-        swapped = torch.stack([pt.approx_kl(old[i].view(1, 1), new[i].view(1, 1), estimator=estimator) for i in range(6)])
+        swapped = torch.stack(
+            [pt.approx_kl(old[i].view(1, 1), new[i].view(1, 1), estimator=estimator) for i in range(6)]
+        )
         assert (weights * swapped).sum().item() != pytest.approx(kl, abs=1e-2)
 
 
@@ -228,7 +244,11 @@ def test_explained_variance_of_known_critics():
 
 def test_metrics_carry_no_gradient():
     new = NEW.clone().requires_grad_(True)
-    found = [pt.clip_fraction(new, OLD, A, EPS), pt.ratio_outside_fraction(new, OLD, EPS), pt.approx_kl(new, OLD)]
+    found = [
+        pt.clip_fraction(new, OLD, A, EPS),
+        pt.ratio_outside_fraction(new, OLD, EPS),
+        pt.approx_kl(new, OLD),
+    ]
     assert not any(x.requires_grad for x in [*found, pt.explained_variance(new, G)])
 
 
@@ -236,13 +256,17 @@ def test_metrics_carry_no_gradient():
 def test_lower_precision_stays_close(dtype):
     low = lambda x: x.to(dtype)
     size = 1e-5 if dtype == torch.float32 else 0.02
-    close(pt.clipped_policy_loss(low(NEW), low(OLD), low(A), EPS).double(),
-          reference.clipped_policy_loss(low(NEW), low(OLD), low(A), EPS)[0], size)
+    close(
+        pt.clipped_policy_loss(low(NEW), low(OLD), low(A), EPS).double(),
+        reference.clipped_policy_loss(low(NEW), low(OLD), low(A), EPS)[0],
+        size,
+    )
     close(pt.value_loss(low(V), low(G)).double(), reference.value_loss(low(V), low(G))[0], 2 * size)
     close(pt.approx_kl(low(NEW), low(OLD)).double(), reference.approx_kl(low(NEW), low(OLD)), size)
 
 
 # ---------------------------------------------------------------- refusals
+
 
 @pytest.mark.parametrize("bad", [0.0, -0.2, math.nan, math.inf, "0.2", None, True])
 def test_epsilon_is_a_positive_number(bad):
@@ -260,7 +284,9 @@ def test_epsilon_is_a_positive_number(bad):
 
 def test_shapes_are_never_broadcast():
     column = NEW[:, :1]
-    with pytest.raises(ValueError, match=r"advantages has shape \(3, 1\) but log_probs_new has shape \(3, 4\)"):
+    with pytest.raises(
+        ValueError, match=r"advantages has shape \(3, 1\) but log_probs_new has shape \(3, 4\)"
+    ):
         pt.clipped_policy_loss(NEW, OLD, column, EPS)
     with pytest.raises(ValueError, match=r"log_probs_old has shape \(3, 1\)"):
         pt.probability_ratio(NEW, column)

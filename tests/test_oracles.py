@@ -1,8 +1,9 @@
-"""The same numbers from two libraries that other people wrote and use, gradients included, where conventions agree.
+"""The same numbers from two libraries that other people wrote, gradients included, where conventions agree.
 
-torchrl: generalized_advantage_estimate, ClipPPOLoss. stable-baselines3: RolloutBuffer. In CI both must be installed.
+torchrl: generalized_advantage_estimate, ClipPPOLoss. stable-baselines3: RolloutBuffer. CI must have both.
 Each comparison is repeated with a setting that is slightly wrong, to see that it would fail.
 """
+
 import importlib.util
 import os
 
@@ -13,7 +14,10 @@ from numeric import close, random
 
 import ppo_teach as pt
 
-INSTALLED = {name: importlib.util.find_spec(name) is not None for name in ("torchrl", "tensordict", "stable_baselines3")}
+INSTALLED = {
+    name: importlib.util.find_spec(name) is not None
+    for name in ("torchrl", "tensordict", "stable_baselines3")
+}
 B, T = 32, 24
 LENGTHS = torch.randint(1, T + 1, (B,), generator=torch.Generator().manual_seed(7))
 RAGGED = torch.arange(T) < LENGTHS.unsqueeze(1)
@@ -44,8 +48,9 @@ REWARDS, VALUES, LAST = random((B, T)), random((B, T), 1), random((B,), 2)
 
 # ---------------------------------------------------------------- torchrl: GAE
 
+
 def torchrl_gae(gamma, lam, mask, last_value=None):
-    """Advantages and value targets. The last real token ends the episode; it is terminal unless it was cut off."""
+    """Advantages and targets. The last real token ends the episode; it is terminal unless it was cut off."""
     from torchrl.objectives.value.functional import generalized_advantage_estimate
 
     is_last = mask & ~torch.cat([mask[:, 1:], torch.zeros(B, 1, dtype=torch.bool)], dim=1)
@@ -70,12 +75,19 @@ def test_gae_as_in_torchrl(mask, gamma, lam, last_value):
         close(computed[mask], wanted[mask].numpy())
     if last_value is not None:
         with pytest.raises(AssertionError):
-            close(pt.gae(REWARDS, VALUES, gamma, lam, mask)[0][mask], torchrl_gae(gamma, lam, mask, LAST)[0][mask].numpy(), 1e-3)
+            close(
+                pt.gae(REWARDS, VALUES, gamma, lam, mask)[0][mask],
+                torchrl_gae(gamma, lam, mask, LAST)[0][mask].numpy(),
+                1e-3,
+            )
 
 
 @needs("torchrl", "tensordict")
-@pytest.mark.parametrize("wrong", [dict(gamma=0.989), dict(lam=0.89), dict(mask=FULL), dict(values=VALUES.roll(1, 1))],
-                         ids=["gamma", "lambda", "mask", "values one late"])
+@pytest.mark.parametrize(
+    "wrong",
+    [dict(gamma=0.989), dict(lam=0.89), dict(mask=FULL), dict(values=VALUES.roll(1, 1))],
+    ids=["gamma", "lambda", "mask", "values one late"],
+)
 def test_gae_that_differs_from_torchrl_is_noticed(wrong):
     arguments = dict(rewards=REWARDS, values=VALUES, gamma=0.99, lam=0.9, mask=RAGGED) | wrong
     with pytest.raises(AssertionError):
@@ -90,9 +102,13 @@ V_NEW, TARGETS = VALUES + 0.3 * random((B, T), 6), random((B, T), 8)
 
 
 def torchrl_losses(mask, epsilon=EPS, value_clip=None):
-    """Policy loss, value loss (times 1, no 1/2), their gradients and the entropy-free metrics of ClipPPOLoss."""
+    """Policy loss, value loss (no 1/2), their gradients, and the metrics of ClipPPOLoss."""
     from tensordict import TensorDict
-    from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential, TensorDictModule
+    from tensordict.nn import (
+        ProbabilisticTensorDictModule,
+        ProbabilisticTensorDictSequential,
+        TensorDictModule,
+    )
     from torchrl.objectives import ClipPPOLoss
 
     new, values = (x[mask].clone().requires_grad_(True) for x in (NEW, V_NEW))
@@ -125,7 +141,9 @@ def torchrl_losses(mask, epsilon=EPS, value_clip=None):
         TensorDictModule(lambda index: new[index], in_keys=["index"], out_keys=["log_prob"]),
         ProbabilisticTensorDictModule(in_keys=["log_prob"], out_keys=["action"], distribution_class=Given),
     )
-    critic = TensorDictModule(lambda index: values[index].unsqueeze(-1), in_keys=["index"], out_keys=["state_value"])
+    critic = TensorDictModule(
+        lambda index: values[index].unsqueeze(-1), in_keys=["index"], out_keys=["state_value"]
+    )
     loss = ClipPPOLoss(
         actor, critic, clip_epsilon=epsilon, entropy_bonus=False, critic_coeff=1.0, loss_critic_type="l2",
         normalize_advantage=False, clip_value=value_clip, functional=False,
@@ -170,7 +188,9 @@ def test_policy_loss_and_gradient_as_in_torchrl(mask):
 def test_a_policy_loss_that_differs_from_torchrls_is_noticed():
     value, slope, *_ = torchrl_losses(RAGGED)
     for epsilon, mask in ((0.21, RAGGED), (EPS, FULL)):
-        ours, our_slope = with_slope(lambda x, e=epsilon, m=mask: pt.clipped_policy_loss(x, OLD, A, e, m), NEW)
+        ours, our_slope = with_slope(
+            lambda x, e=epsilon, m=mask: pt.clipped_policy_loss(x, OLD, A, e, m), NEW
+        )
         with pytest.raises(AssertionError):
             close(ours, value.numpy(), 1e-4)
         with pytest.raises(AssertionError):
@@ -185,7 +205,10 @@ def test_value_loss_and_gradient_as_in_torchrl(mask, value_clip):
     ours, our_slope = with_slope(lambda x: pt.value_loss(x, TARGETS, mask, VALUES, value_clip), V_NEW)
     close(ours, value.numpy())
     close(our_slope[mask], slope.numpy())
-    wrong = [dict(mask=mask, values_old=VALUES, value_clip_epsilon=0.25), dict(mask=~mask if mask is RAGGED else RAGGED)]
+    wrong = [
+        dict(mask=mask, values_old=VALUES, value_clip_epsilon=0.25),
+        dict(mask=~mask if mask is RAGGED else RAGGED),
+    ]
     for arguments in wrong:
         ours, our_slope = with_slope(lambda x, a=arguments: pt.value_loss(x, TARGETS, **a), V_NEW)
         with pytest.raises(AssertionError):
@@ -196,8 +219,9 @@ def test_value_loss_and_gradient_as_in_torchrl(mask, value_clip):
 
 # ---------------------------------------------------------------- stable-baselines3: GAE
 
+
 def buffer_gae(gamma, lam, mask, last_value=None):
-    """Advantages and returns of a RolloutBuffer in float64; each row is an episode that starts anew after its last token."""
+    """Advantages and returns of a RolloutBuffer in float64; a row is an episode."""
     from gymnasium import spaces
     from stable_baselines3.common.buffers import RolloutBuffer
 
@@ -216,7 +240,9 @@ def buffer_gae(gamma, lam, mask, last_value=None):
 @masks
 @settings
 def test_gae_as_in_stable_baselines3(mask, gamma, lam):
-    for computed, wanted in zip(pt.gae(REWARDS, VALUES, gamma, lam, mask), buffer_gae(gamma, lam, mask), strict=True):
+    for computed, wanted in zip(
+        pt.gae(REWARDS, VALUES, gamma, lam, mask), buffer_gae(gamma, lam, mask), strict=True
+    ):
         close(computed[mask], wanted[mask.numpy()])
 
 
@@ -232,8 +258,14 @@ def test_a_truncated_row_as_in_stable_baselines3(gamma, lam):
 
 
 @needs("stable_baselines3")
-@pytest.mark.parametrize("wrong", [dict(gamma=0.989), dict(lam=0.89), dict(mask=FULL)], ids=["gamma", "lambda", "mask"])
+@pytest.mark.parametrize(
+    "wrong", [dict(gamma=0.989), dict(lam=0.89), dict(mask=FULL)], ids=["gamma", "lambda", "mask"]
+)
 def test_gae_that_differs_from_stable_baselines3_is_noticed(wrong):
     arguments = dict(gamma=0.99, lam=0.9, mask=RAGGED) | wrong
     with pytest.raises(AssertionError):
-        close(pt.gae(REWARDS, VALUES, **arguments)[0][RAGGED], buffer_gae(0.99, 0.9, RAGGED)[0][RAGGED.numpy()], 1e-3)
+        close(
+            pt.gae(REWARDS, VALUES, **arguments)[0][RAGGED],
+            buffer_gae(0.99, 0.9, RAGGED)[0][RAGGED.numpy()],
+            1e-3,
+        )

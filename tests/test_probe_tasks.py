@@ -1,4 +1,5 @@
-"""Tasks so small that the right answer is known, each isolating one part, trained for real in a second or two."""
+"""Tasks so small that the right answer is known, each isolating one part, trained for real in seconds."""
+
 import pytest
 import torch
 from stubs import ForeignActorCritic, HuggingFaceStyle, ProbeWorld, parameters_of, perturbed, same
@@ -25,6 +26,7 @@ def run(world, num_updates, policy=None, **config):
 
 # ---------------------------------------------------------------- one token, one reward
 
+
 def test_one_token_with_a_constant_reward_teaches_the_critic_and_only_the_critic():
     """There is nothing to choose: the critic must learn the constant, the policy must stay where it is."""
     world = ProbeWorld(1, 1, lambda r: torch.full((len(r),), 3.0))
@@ -38,7 +40,7 @@ def test_one_token_with_a_constant_reward_teaches_the_critic_and_only_the_critic
 
 
 def test_equal_rewards_leave_a_choosing_policy_alone():
-    """Two tokens worth the same: whitened advantages are 0, so a separate critic learns and the policy does not move."""
+    """Two tokens worth the same: whitened advantages are 0, a separate critic learns, the policy stays."""
     world = ProbeWorld(2, 1, lambda r: torch.ones(len(r)))
     policy = pt.TinyLM(2, d_model=16, num_layers=1, num_heads=2, max_length=2, critic="separate")
     before = next_token_probs(policy, world)
@@ -48,6 +50,7 @@ def test_equal_rewards_leave_a_choosing_policy_alone():
 
 
 # ---------------------------------------------------------------- credit assignment
+
 
 def delayed(r):
     """Only the second token is paid, and only after the right first one: 1, 1 -> 1."""
@@ -73,8 +76,9 @@ def test_with_gamma_zero_the_first_token_learns_nothing():
 
 
 @pytest.mark.parametrize("make", [
-    lambda: pt.MockLanguageModel(3, 16, seed=0), lambda: HuggingFaceStyle(3, dropout=0.0), lambda: ForeignActorCritic(3),
-    lambda: pt.TablePolicy(3, 3), lambda: pt.TinyLM(3, d_model=16, num_layers=1, num_heads=2, max_length=3, critic="separate"),
+    lambda: pt.MockLanguageModel(3, 16, seed=0), lambda: HuggingFaceStyle(3, dropout=0.0),
+    lambda: ForeignActorCritic(3), lambda: pt.TablePolicy(3, 3),
+    lambda: pt.TinyLM(3, d_model=16, num_layers=1, num_heads=2, max_length=3, critic="separate"),
 ], ids=["mock", "Hugging Face", "foreign", "table", "separate critic"])  # fmt: skip
 def test_every_kind_of_model_learns_the_better_token(make):
     policy = make().train()
@@ -88,18 +92,25 @@ def test_every_kind_of_model_learns_the_better_token(make):
 
 # ---------------------------------------------------------------- the leash alone
 
+
 def left_after(kl_coef, num_updates):
     """KL to the reference before and after training on no reward at all, and the log."""
     world = ProbeWorld(3, 2, lambda r: torch.zeros(len(r)))
     reference = pt.make_reference(world.policy())
     policy = perturbed(reference, 0.3)
     before = parameters_of(reference)
-    kl = lambda: sum((p * (p / q).log()).sum().item() for p, q in (
-        (next_token_probs(policy, world, w), next_token_probs(reference, world, w)) for w in ((), (0,), (1,), (2,))
-    ))
+    kl = lambda: sum(
+        (p * (p / q).log()).sum().item()
+        for p, q in (
+            (next_token_probs(policy, world, w), next_token_probs(reference, world, w))
+            for w in ((), (0,), (1,), (2,))
+        )
+    )
     start = kl()
     config = pt.PPOConfig(kl_coef=kl_coef, learning_rate=3e-3, num_minibatches=1, whiten_advantages="none")
-    _, log = pt.train_ppo(world, config, policy=policy, reference=reference, num_updates=num_updates, batch_size=128)
+    _, log = pt.train_ppo(
+        world, config, policy=policy, reference=reference, num_updates=num_updates, batch_size=128
+    )
     assert same(before, reference)
     return start, kl(), log
 
@@ -119,7 +130,11 @@ def test_the_leash_sets_how_far_a_reward_pulls():
     """Two tokens, reward 1 for one of them: the optimum is π_ref exp(R / β), known in closed form."""
     world = ProbeWorld(2, 1, lambda r: r[:, 0])
     for beta in (0.5, 2.0):
-        policy, _ = run(world, 50, pt.TablePolicy(2, 2), kl_coef=beta, learning_rate=0.05, lr_schedule="linear")
-        weights = torch.tensor([0.5, 0.5 * 2.718281828 ** (1 / beta)])  # the table starts uniform, and is its reference
+        policy, _ = run(
+            world, 50, pt.TablePolicy(2, 2), kl_coef=beta, learning_rate=0.05, lr_schedule="linear"
+        )
+        weights = torch.tensor(
+            [0.5, 0.5 * 2.718281828 ** (1 / beta)]
+        )  # the table starts uniform, and is its reference
         wanted = (weights / weights.sum())[1].item()
         assert next_token_probs(policy, world)[1].item() == pytest.approx(wanted, abs=0.06)

@@ -1,4 +1,5 @@
-"""Scores, KL estimates, shaped rewards and controllers, against the float64 reference and at their edges."""
+"""Scores, KL estimates, shaped rewards, controllers: against the float64 reference and at their edges."""
+
 import math
 
 import numpy as np
@@ -16,6 +17,7 @@ ESTIMATORS = ["k1", "k2", "k3"]
 
 
 # ---------------------------------------------------------------- place_scores
+
 
 @masks
 @mask_types
@@ -37,7 +39,9 @@ def test_the_last_column_would_be_noticed():
 
 def test_one_response_of_one_token():
     assert pt.place_scores(torch.tensor([2.5]), torch.ones(1, 1)).tolist() == [[2.5]]
-    assert pt.place_scores(torch.tensor([3]), torch.ones(1, 2)).tolist() == [[0.0, 3.0]]  # integers are scores too
+    assert pt.place_scores(torch.tensor([3]), torch.ones(1, 2)).tolist() == [
+        [0.0, 3.0]
+    ]  # integers are scores too
 
 
 def test_placed_scores_are_constants():
@@ -59,7 +63,9 @@ def test_a_score_that_is_no_number_is_refused_with_its_row(bad):
 
 @pytest.mark.parametrize("shape", [(3,), (2, 1), (1,), ()])
 def test_there_is_one_score_per_response(shape):
-    with pytest.raises(ValueError, match=r"scores must be a tensor of shape \(2,\), one number per response, got"):
+    with pytest.raises(
+        ValueError, match=r"scores must be a tensor of shape \(2,\), one number per response, got"
+    ):
         pt.place_scores(torch.zeros(shape), torch.ones(2, 3))
     with pytest.raises(ValueError, match=r"mask must be a tensor of shape \[B, T\]"):
         pt.place_scores(torch.zeros(2), torch.ones(2))
@@ -68,6 +74,7 @@ def test_there_is_one_score_per_response(shape):
 
 
 # ---------------------------------------------------------------- kl_estimate
+
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_kl_estimates_and_their_gradients(estimator):
@@ -104,7 +111,7 @@ def test_only_k1_can_be_negative_on_a_sample():
 
 
 def test_k1_as_a_loss_has_no_gradient_towards_the_reference():
-    """E[d log π] = 0: the mean over the policy's own tokens of the slope of k1 vanishes; that of k2 is the KL's."""
+    """E[d log π] = 0: over the policy's own tokens the mean slope of k1 vanishes; that of k2 is the KL's."""
     logits, ref = random((5,)).requires_grad_(True), random((5,), 1).log_softmax(-1)
 
     def slope_of(estimator):
@@ -119,7 +126,9 @@ def test_k1_as_a_loss_has_no_gradient_towards_the_reference():
 
 
 def test_kl_estimate_refuses_broadcasting_and_unknown_names():
-    with pytest.raises(ValueError, match=r"log_probs_ref has shape \(2, 1\) but log_probs has shape \(2, 3\)"):
+    with pytest.raises(
+        ValueError, match=r"log_probs_ref has shape \(2, 1\) but log_probs has shape \(2, 3\)"
+    ):
         pt.kl_estimate(torch.zeros(2, 3), torch.zeros(2, 1))
     for name in ("k4", None, "K1", 1):
         with pytest.raises(ValueError, match="estimator must be 'k1', 'k2' or 'k3', got"):
@@ -129,6 +138,7 @@ def test_kl_estimate_refuses_broadcasting_and_unknown_names():
 
 
 # ---------------------------------------------------------------- shape_rewards
+
 
 @masks
 @pytest.mark.parametrize("estimator", ESTIMATORS)
@@ -165,7 +175,10 @@ def test_padding_may_hold_anything(hidden, estimator):
     scores, lp, ref = random((3,), 2), random((3, 4)), random((3, 4), 1)
     dirty = lambda x: torch.where(mask, x, torch.tensor(hidden).double())
     clean = pt.shape_rewards(scores, lp, ref, 0.3, mask, estimator)
-    assert all(torch.equal(a, b) for a, b in zip(clean, pt.shape_rewards(scores, dirty(lp), dirty(ref), 0.3, mask, estimator)))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(clean, pt.shape_rewards(scores, dirty(lp), dirty(ref), 0.3, mask, estimator))
+    )
     assert all((x[~mask] == 0).all() for x in clean)
 
 
@@ -191,6 +204,7 @@ def test_shaped_rewards_refuse_other_shapes():
 
 # ---------------------------------------------------------------- missing_eos_penalty
 
+
 def test_the_penalty_is_taken_off_where_the_response_never_stopped():
     ids = torch.tensor([[5, 2, 0], [5, 6, 7], [2, 2, 2], [5, 6, 2], [0, 0, 0]])
     scores = torch.tensor([1.0, 2.0, 3.0, 4.0, -1.0])
@@ -211,6 +225,7 @@ def test_bad_penalties_and_eos_are_refused():
 
 
 # ---------------------------------------------------------------- AdaptiveKLController
+
 
 @pytest.mark.parametrize("kl", [0.0, 0.9, 1.0, 1.1, 5.0, -3.0])
 def test_the_controller_follows_the_reference(kl):
@@ -252,6 +267,7 @@ def test_a_kl_that_is_no_number_is_refused_and_changes_nothing():
 
 
 # ---------------------------------------------------------------- RunningMoments
+
 
 @given(st.lists(hnp.arrays(np.float64, st.integers(0, 5), elements=st.floats(-1e3, 1e3)), max_size=5))
 def test_moments_of_all_values_seen(batches):

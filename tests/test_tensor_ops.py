@@ -1,4 +1,5 @@
 """Masks, gathers and masked statistics, against the float64 reference and at their edges."""
+
 import math
 
 import numpy as np
@@ -14,6 +15,7 @@ import ppo_teach as pt
 from ppo_teach.tensor_ops import check_number, dropout_off, kl_from_log_ratio, position_ids, single_thread
 
 # ---------------------------------------------------------------- masked_mean, masked_whiten
+
 
 @masks
 @mask_types
@@ -36,7 +38,9 @@ def test_the_mean_of_everything_would_be_noticed():
 def test_masked_mean_along_one_axis(mask, dim):
     x, m = random((3, 4)), as_tensor(mask)
     along = pt.masked_mean(x, m, dim=dim)
-    lines = [(x.select(1 - dim % 2, i), None if m is None else m.select(1 - dim % 2, i)) for i in range(len(along))]
+    lines = [
+        (x.select(1 - dim % 2, i), None if m is None else m.select(1 - dim % 2, i)) for i in range(len(along))
+    ]
     close(along, [reference.masked_mean(line, line_mask) for line, line_mask in lines])
 
 
@@ -73,8 +77,11 @@ def test_the_unbiased_variance_would_be_noticed():
     with pytest.raises(AssertionError):
         close((x - x.mean()) / x.std(), expected, 1e-3)
     with pytest.raises(AssertionError):
-        close(gradient(lambda x: (x - x.mean()) / x.std(), x, random((3, 4), 1)),
-              reference.masked_whiten_gradient(x, random((3, 4), 1)), 1e-3)
+        close(
+            gradient(lambda x: (x - x.mean()) / x.std(), x, random((3, 4), 1)),
+            reference.masked_whiten_gradient(x, random((3, 4), 1)),
+            1e-3,
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
@@ -95,7 +102,9 @@ def test_whitening_with_eps_zero_survives_a_constant():
     x = torch.ones(2, 3, requires_grad=True)
     pt.masked_whiten(x, eps=0.0).sum().backward()
     assert (x.grad == 0).all()
-    assert pt.masked_whiten(random((4, 5)), eps=0.0).var(unbiased=False).item() == pytest.approx(1.0, abs=1e-12)
+    assert pt.masked_whiten(random((4, 5)), eps=0.0).var(unbiased=False).item() == pytest.approx(
+        1.0, abs=1e-12
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -180,7 +189,9 @@ def test_response_mask_is_a_prefix_as_in_the_reference(ids, pad_id):
     assert (found.int().diff(dim=1) <= 0).all()
 
 
-@pytest.mark.parametrize("bad", [torch.zeros(2), torch.zeros(2, 3), torch.zeros(2, 3).bool(), torch.zeros(0, 3).long()])
+@pytest.mark.parametrize(
+    "bad", [torch.zeros(2), torch.zeros(2, 3), torch.zeros(2, 3).bool(), torch.zeros(0, 3).long()]
+)
 def test_response_mask_wants_integer_rows(bad):
     with pytest.raises(ValueError, match="response_ids"):
         pt.response_mask(bad, EOS)
@@ -200,7 +211,10 @@ IDS = torch.tensor([[1, 4, 0], [2, 2, 3]])
 @pytest.mark.parametrize("temperature", [1.0, 0.5, 1.7])
 def test_response_log_probs_and_their_gradient(temperature):
     logits, w = random((2, 5, 6)), random((2, 3), 1)
-    close(pt.response_log_probs(logits, IDS, temperature), reference.response_log_probs(logits, IDS, temperature))
+    close(
+        pt.response_log_probs(logits, IDS, temperature),
+        reference.response_log_probs(logits, IDS, temperature),
+    )
     slope = gradient(lambda x: pt.response_log_probs(x, IDS, temperature), logits, w)
     close(slope, reference.response_log_probs_gradient(logits, IDS, w, temperature))
     assert (slope[:, -1] == 0).all(), "the last position scores nothing"
@@ -242,7 +256,9 @@ def test_the_smallest_batch_there_is():
     assert pt.response_log_probs(logits, torch.tensor([[1]])).item() == pytest.approx(math.log(0.75))
 
 
-@pytest.mark.parametrize(("shape", "ids"), [((2, 3, 6), IDS), ((2, 2, 6), IDS), ((1, 5, 6), IDS), ((3, 5, 6), IDS)])
+@pytest.mark.parametrize(
+    ("shape", "ids"), [((2, 3, 6), IDS), ((2, 2, 6), IDS), ((1, 5, 6), IDS), ((3, 5, 6), IDS)]
+)
 def test_log_probs_want_a_prompt_token_and_one_row_per_response(shape, ids):
     with pytest.raises(ValueError, match=rf"logits of shape \({shape[0]}, {shape[1]}, 6\).*\(2, 3\)"):
         pt.response_log_probs(torch.zeros(shape), ids)
@@ -250,7 +266,9 @@ def test_log_probs_want_a_prompt_token_and_one_row_per_response(shape, ids):
 
 def test_log_probs_refuse_foreign_ids_and_bad_temperatures():
     logits = torch.zeros(2, 5, 4)
-    with pytest.raises(ValueError, match=r"response_ids must hold token ids in \[0, 4\), got ids from 0 to 4"):
+    with pytest.raises(
+        ValueError, match=r"response_ids must hold token ids in \[0, 4\), got ids from 0 to 4"
+    ):
         pt.response_log_probs(logits, IDS)
     with pytest.raises(ValueError, match="ids from -100 to 3"):
         pt.response_log_probs(logits, IDS.clamp(max=3).masked_fill(IDS == 0, -100))
@@ -278,7 +296,9 @@ def test_entropy_and_its_gradient():
     close(pt.entropy(logits), reference.entropy(logits))
     slope = reference.entropy_gradient(logits) * w.numpy()[..., None]
     close(gradient(pt.entropy, logits, w), slope)
-    cross = lambda x: -(x.log_softmax(-1).exp().detach() * x.log_softmax(-1)).sum(-1)  # p as a constant: the same value
+    cross = lambda x: (
+        -(x.log_softmax(-1).exp().detach() * x.log_softmax(-1)).sum(-1)
+    )  # p as a constant: the same value
     close(cross(logits), reference.entropy(logits))
     with pytest.raises(AssertionError):
         close(gradient(cross, logits, w), slope, 0.1)
@@ -303,6 +323,7 @@ def test_kl_from_log_ratio_is_accurate_for_tiny_steps(estimator):
 
 
 # ---------------------------------------------------------------- positions, threads, dropout
+
 
 def test_positions_count_real_tokens():
     mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1], [1, 0, 1, 1, 0]])
@@ -329,7 +350,12 @@ def test_dropout_off_puts_each_mode_back():
     with pytest.raises(RuntimeError), dropout_off(model, None):
         assert torch.equal(model(x), x)
         raise RuntimeError
-    assert [model.training, model[0].training, model[1].training, model[1][0].training] == [True, True, False, False]
+    assert [model.training, model[0].training, model[1].training, model[1][0].training] == [
+        True,
+        True,
+        False,
+        False,
+    ]
     assert not torch.equal(model(x), x)
 
 

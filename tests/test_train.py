@@ -1,4 +1,5 @@
 """The training loop: determinism, resuming, interrupts, the log, and that every setting does what it says."""
+
 import copy
 import csv
 import json
@@ -39,9 +40,9 @@ def run(world=None, config=CONFIG, **options):
 # ---------------------------------------------------------------- what a run gives
 
 METRICS = {
-    "policy_loss", "value_loss", "mean_reward", "mean_kl", "mean_ratio", "kl_per_response", "clip_fraction", "approx_kl",
-    "entropy", "explained_variance", "max_ratio", "ratio_outside_fraction", "grad_norm", "kl_coef", "response_length",
-    "true_score", "stopped", "learning_rate", "num_steps",
+    "policy_loss", "value_loss", "mean_reward", "mean_kl", "mean_ratio", "kl_per_response", "clip_fraction",
+    "approx_kl", "entropy", "explained_variance", "max_ratio", "ratio_outside_fraction", "grad_norm",
+    "kl_coef", "response_length", "true_score", "stopped", "learning_rate", "num_steps",
 }  # fmt: skip
 
 
@@ -69,7 +70,9 @@ def test_the_first_update_begins_at_the_reference():
     _, log = run(config=pt.PPOConfig(num_epochs=1, num_minibatches=1))
     first = {name: values[0] for name, values in log.metrics.items()}
     assert first["mean_kl"] == first["kl_per_response"] == first["clip_fraction"] == 0.0
-    assert first["mean_ratio"] == pytest.approx(1.0, abs=1e-6) and first["policy_loss"] == pytest.approx(0.0, abs=1e-6)
+    assert first["mean_ratio"] == pytest.approx(1.0, abs=1e-6) and first["policy_loss"] == pytest.approx(
+        0.0, abs=1e-6
+    )
     assert first["num_steps"] == 1.0 and log.metrics["mean_kl"][-1] != 0.0
 
 
@@ -79,8 +82,11 @@ def test_the_callback_sees_each_update_and_its_metrics():
     assert [update for update, _ in seen] == [0, 1, 2, 3] and [row for _, row in seen] == log.rows
 
 
-@pytest.mark.parametrize("policy", [HuggingFaceStyle(4), pt.MockLanguageModel(4, 16, seed=0), ForeignActorCritic(4)],
-                         ids=lambda policy: type(policy).__name__)
+@pytest.mark.parametrize(
+    "policy",
+    [HuggingFaceStyle(4), pt.MockLanguageModel(4, 16, seed=0), ForeignActorCritic(4)],
+    ids=lambda policy: type(policy).__name__,
+)
 def test_models_of_somebody_else_are_trained(policy):
     before = parameters_of(policy.train())
     trained, log = run(policy=policy)
@@ -96,8 +102,8 @@ CONFIGS = {
     "plain": CONFIG,
     "everything": pt.PPOConfig(
         learning_rate=3e-3, lr_schedule="linear", kl_target=0.5, kl_horizon=50, entropy_coef=0.01,
-        value_clip_epsilon=0.2, value_warmup=1, bootstrap_truncated=True, missing_eos_penalty=0.5, temperature=1.3,
-        num_epochs=2, num_minibatches=3, target_kl=0.05,
+        value_clip_epsilon=0.2, value_warmup=1, bootstrap_truncated=True, missing_eos_penalty=0.5,
+        temperature=1.3, num_epochs=2, num_minibatches=3, target_kl=0.05,
     ),
 }  # fmt: skip
 configs = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
@@ -132,7 +138,9 @@ def test_a_run_stopped_and_resumed_equals_one_that_was_not(config, policy, tmp_p
     rest, log = run(config=config, policy=make(), checkpoint=path)
     assert log.to_json() == whole_log.to_json() and same(parameters_of(whole), rest)
     again, log = run(config=config, policy=make(), checkpoint=path)
-    assert log.stopped_by == "finished" and len(log) == 4 and same(parameters_of(whole), again), "nothing left to do"
+    assert log.stopped_by == "finished" and len(log) == 4 and same(parameters_of(whole), again), (
+        "nothing left to do"
+    )
     assert not list(tmp_path.glob("*.partial"))
 
 
@@ -143,8 +151,11 @@ def test_a_longer_run_goes_on_from_a_finished_one(tmp_path):
     assert len(log) == 4 and log.metrics == run()[1].metrics
 
 
-@pytest.mark.parametrize("changed", [dict(seed=1), dict(batch_size=16), dict(world=ProbeWorld(4, 4, lambda r: r.sum(1)))],
-                         ids=["seed", "batch_size", "world"])
+@pytest.mark.parametrize(
+    "changed",
+    [dict(seed=1), dict(batch_size=16), dict(world=ProbeWorld(4, 4, lambda r: r.sum(1)))],
+    ids=["seed", "batch_size", "world"],
+)
 def test_a_checkpoint_of_another_run_is_refused(changed, tmp_path):
     path = tmp_path / "run.pt"
     run(checkpoint=path)
@@ -155,7 +166,13 @@ def test_a_checkpoint_of_another_run_is_refused(changed, tmp_path):
 def test_a_checkpoint_holds_no_code(tmp_path):
     path = tmp_path / "run.pt"
     run(checkpoint=path)
-    assert set(torch.load(path, weights_only=True)) >= {"policy", "optimizer", "reference", "generator", "log"}
+    assert set(torch.load(path, weights_only=True)) >= {
+        "policy",
+        "optimizer",
+        "reference",
+        "generator",
+        "log",
+    }
 
 
 def test_a_saved_state_is_not_moved_by_going_on():
@@ -168,13 +185,16 @@ def test_a_saved_state_is_not_moved_by_going_on():
         trainer.load_state_dict(state)
         trainer.step()
         ends.append((trainer.log.to_json(), parameters_of(trainer.policy)))
-    assert ends[0][0] == ends[1][0] and all(torch.equal(a, b) for a, b in zip(ends[0][1], ends[1][1], strict=True))
+    assert ends[0][0] == ends[1][0] and all(
+        torch.equal(a, b) for a, b in zip(ends[0][1], ends[1][1], strict=True)
+    )
     equal = lambda a, b: torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
     for index, moments in frozen["optimizer"]["state"].items():
         assert all(equal(value, state["optimizer"]["state"][index][name]) for name, value in moments.items())
 
 
 # ---------------------------------------------------------------- stopping
+
 
 def interrupt(*args):
     raise KeyboardInterrupt
@@ -262,6 +282,7 @@ def test_a_failing_callback_does_not_lose_the_log(tmp_path):
 
 # ---------------------------------------------------------------- the log
 
+
 @pytest.fixture(scope="module")
 def log():
     return run()[1]
@@ -271,7 +292,11 @@ def test_save_and_load(log, tmp_path):
     log.save(tmp_path / "log.json")
     loaded = pt.TrainingLog.load(tmp_path / "log.json")
     assert loaded.metrics == log.metrics and loaded.samples == log.samples and loaded.info == log.info
-    assert loaded.stopped_by == log.stopped_by and loaded.to_json() == log.to_json() and len(loaded) == len(log) == 4
+    assert (
+        loaded.stopped_by == log.stopped_by
+        and loaded.to_json() == log.to_json()
+        and len(loaded) == len(log) == 4
+    )
     json.loads((tmp_path / "log.json").read_text())
     assert [path.name for path in tmp_path.iterdir()] == ["log.json"]
 
@@ -290,7 +315,10 @@ def test_an_empty_log_saves_and_loads(tmp_path):
     empty = pt.TrainingLog()
     empty.save(tmp_path / "log.json")
     empty.to_csv(tmp_path / "log.csv")
-    assert pt.TrainingLog.load(tmp_path / "log.json").metrics == {} and repr(empty) == "TrainingLog(0 updates, 0 samples)"
+    assert (
+        pt.TrainingLog.load(tmp_path / "log.json").metrics == {}
+        and repr(empty) == "TrainingLog(0 updates, 0 samples)"
+    )
     assert (tmp_path / "log.csv").read_text().strip() == "update"
 
 
@@ -347,12 +375,20 @@ def test_rows_are_whole_and_the_same_metrics_each_time():
 
 # ---------------------------------------------------------------- every setting does something
 
+
 def trained(num_updates=4, world=None, batch_size=8, **config):
-    return run(world, pt.PPOConfig(**dict(learning_rate=3e-3) | config), num_updates=num_updates, batch_size=batch_size)
+    return run(
+        world,
+        pt.PPOConfig(**dict(learning_rate=3e-3) | config),
+        num_updates=num_updates,
+        batch_size=batch_size,
+    )
 
 
 def test_linear_learning_rate_falls_to_one_part_of_the_last_update():
-    assert trained(lr_schedule="linear")[1].metrics["learning_rate"] == pytest.approx([3e-3, 2.25e-3, 1.5e-3, 0.75e-3])
+    assert trained(lr_schedule="linear")[1].metrics["learning_rate"] == pytest.approx(
+        [3e-3, 2.25e-3, 1.5e-3, 0.75e-3]
+    )
     assert trained()[1].metrics["learning_rate"] == [3e-3] * 4
 
 
@@ -374,7 +410,9 @@ def test_the_adaptive_price_follows_the_kl():
 
 
 def test_the_price_of_the_kl_holds_the_policy_back():
-    far, near = (trained(15, kl_coef=beta, batch_size=32)[1].metrics["kl_per_response"][-1] for beta in (0.0, 3.0))
+    far, near = (
+        trained(15, kl_coef=beta, batch_size=32)[1].metrics["kl_per_response"][-1] for beta in (0.0, 3.0)
+    )
     assert far > 5 * abs(near)
 
 
@@ -388,7 +426,10 @@ def test_the_kl_estimator_is_the_one_that_is_logged(estimator):
     trainer = PPOTrainer(StoppingWorld(), pt.PPOConfig(kl_estimator=estimator, learning_rate=1e-2), **quick())
     trainer.step()
     row, rollout = trainer.step(), trainer.rollout
-    kl = {name: pt.kl_estimate(rollout.log_probs_old, rollout.log_probs_ref, name) for name in ("k1", "k2", "k3")}
+    kl = {
+        name: pt.kl_estimate(rollout.log_probs_old, rollout.log_probs_ref, name)
+        for name in ("k1", "k2", "k3")
+    }
     mean = {name: pt.masked_mean(value, rollout.mask).item() for name, value in kl.items()}
     assert row["mean_kl"] == pytest.approx(mean[estimator], abs=1e-6) and len(set(mean.values())) == 3
     per_response = (kl[estimator] * rollout.mask).sum(1).mean().item()
@@ -398,8 +439,15 @@ def test_the_kl_estimator_is_the_one_that_is_logged(estimator):
 def rollout_of(world, policy=None, **options):
     policy = world.policy() if policy is None else policy
     return pt.collect_rollout(
-        policy, perturbed(policy, 0.3), world.sample_prompts(32, None), world.true_score, world.max_new_tokens,
-        eos_id=world.eos_id, pad_id=world.pad_id, generator=torch.Generator().manual_seed(0), **options,
+        policy,
+        perturbed(policy, 0.3),
+        world.sample_prompts(32, None),
+        world.true_score,
+        world.max_new_tokens,
+        eos_id=world.eos_id,
+        pad_id=world.pad_id,
+        generator=torch.Generator().manual_seed(0),
+        **options,
     )
 
 
@@ -412,7 +460,11 @@ def test_whitening_has_three_scopes(monkeypatch):
     assert mean["batch"] < 1e-6 < 1e-3 < mean["none"] == mean["minibatch"]
     seen = []
     real = train.clipped_policy_loss
-    monkeypatch.setattr(train, "clipped_policy_loss", lambda n, o, A, e, m: seen.append(pt.masked_mean(A, m).item()) or real(n, o, A, e, m))
+    monkeypatch.setattr(
+        train,
+        "clipped_policy_loss",
+        lambda n, o, A, e, m: seen.append(pt.masked_mean(A, m).item()) or real(n, o, A, e, m),
+    )
     for scope, centred in (("minibatch", True), ("batch", False), ("none", False)):
         seen.clear()
         trained(1, whiten_advantages=scope)
@@ -436,7 +488,9 @@ def test_the_missing_eos_penalty_is_charged_in_the_rewards_not_in_the_log():
     charged, _, _ = shaped_advantages(rollout, pt.PPOConfig(missing_eos_penalty=2.0, **raw), eos_id=2)
     torch.testing.assert_close((plain - charged)[never], torch.full((int(never.sum()), 4), 2.0))
     assert torch.equal(plain[~never], charged[~never])
-    assert trained(1, missing_eos_penalty=2.0)[1].metrics["mean_reward"] == trained(1)[1].metrics["mean_reward"]
+    assert (
+        trained(1, missing_eos_penalty=2.0)[1].metrics["mean_reward"] == trained(1)[1].metrics["mean_reward"]
+    )
 
 
 def test_the_missing_eos_penalty_teaches_to_stop():
@@ -463,19 +517,24 @@ def test_value_warmup_trains_the_critic_and_keeps_the_policy_still(critic):
     world = StoppingWorld()
     policy = {
         "shared": world.policy, "table": lambda: pt.TablePolicy(4, 5),
-        "separate": lambda: pt.TinyLM(4, d_model=16, num_layers=1, num_heads=2, max_length=5, critic="separate"),
+        "separate": lambda: pt.TinyLM(4, d_model=16, num_layers=1, num_heads=2, max_length=5,
+        critic="separate"),
         "head": lambda: pt.MockLanguageModel(4, 16, seed=0),
     }[critic]()  # fmt: skip
     trainer = PPOTrainer(world, pt.PPOConfig(value_warmup=3, learning_rate=1e-2), policy=policy, **quick())
     is_critic = lambda name: name.startswith(("value_head", "values", "critic"))
-    critic_of = lambda: [p for name, p in policy.named_parameters() if is_critic(name)] + (
-        list(trainer.value_head.parameters()) if trainer.value_head else []
+    critic_of = lambda: (
+        [p for name, p in policy.named_parameters() if is_critic(name)]
+        + (list(trainer.value_head.parameters()) if trainer.value_head else [])
     )
     actor_of = lambda: [p for name, p in policy.named_parameters() if not is_critic(name)]
     for update in range(4):
         before = [[p.detach().clone() for p in part()] for part in (actor_of, critic_of)]
         trainer.step()
-        still = [all(map(torch.equal, old, part())) for old, part in zip(before, (actor_of, critic_of), strict=True)]
+        still = [
+            all(map(torch.equal, old, part()))
+            for old, part in zip(before, (actor_of, critic_of), strict=True)
+        ]
         assert still == [update < 3, False]
     moved = trainer.log.metrics["approx_kl"]
     assert max(moved[:3]) < 1e-9 < moved[3]
@@ -485,11 +544,18 @@ def test_max_grad_norm_cuts_the_step_and_none_does_not():
     def moved(limit):
         world = StoppingWorld()
         policy = world.policy()
-        trainer = PPOTrainer(world, pt.PPOConfig(max_grad_norm=limit, num_epochs=1, num_minibatches=1), policy=policy, **quick())
+        trainer = PPOTrainer(
+            world,
+            pt.PPOConfig(max_grad_norm=limit, num_epochs=1, num_minibatches=1),
+            policy=policy,
+            **quick(),
+        )
         trainer.optimizer = torch.optim.SGD(policy.parameters(), lr=1.0)
         before = parameters_of(policy)
         norm = trainer.step()["grad_norm"]
-        step = sum(((a - b) ** 2).sum() for a, b in zip(before, policy.parameters(), strict=True)).sqrt().item()
+        step = (
+            sum(((a - b) ** 2).sum() for a, b in zip(before, policy.parameters(), strict=True)).sqrt().item()
+        )
         return norm, step / 5e-4  # the trainer sets the rate of its config
 
     free, cut = moved(None), moved(0.1)
@@ -509,17 +575,20 @@ def test_temperature_is_that_of_the_sampling():
 
 
 @pytest.mark.parametrize("change", [
-    dict(clip_epsilon=0.01), dict(kl_coef=1.0), dict(value_coef=2.0), dict(gamma=0.5), dict(lam=0.0), dict(num_epochs=1),
-    dict(num_minibatches=1), dict(learning_rate=1e-2), dict(lr_schedule="linear"), dict(adam_eps=1e-3),
-    dict(max_grad_norm=0.01), dict(entropy_coef=0.5), dict(value_clip_epsilon=1e-3), dict(value_warmup=1),
-    dict(whiten_advantages="none"), dict(kl_estimator="k3"), dict(kl_target=1e-3, kl_horizon=8), dict(target_kl=1e-3),
-    dict(missing_eos_penalty=1.0), dict(bootstrap_truncated=True), dict(temperature=1.5),
+    dict(clip_epsilon=0.01), dict(kl_coef=1.0), dict(value_coef=2.0), dict(gamma=0.5), dict(lam=0.0),
+    dict(num_epochs=1), dict(num_minibatches=1), dict(learning_rate=1e-2),
+    dict(lr_schedule="linear"), dict(adam_eps=1e-3), dict(max_grad_norm=0.01),
+    dict(entropy_coef=0.5), dict(value_clip_epsilon=1e-3), dict(value_warmup=1),
+    dict(whiten_advantages="none"), dict(kl_estimator="k3"), dict(kl_target=1e-3, kl_horizon=8),
+    dict(target_kl=1e-3), dict(missing_eos_penalty=1.0), dict(bootstrap_truncated=True),
+    dict(temperature=1.5),
 ], ids=str)  # fmt: skip
 def test_no_setting_is_idle(change):
     assert trained(3, **change)[1].metrics["policy_loss"] != trained(3)[1].metrics["policy_loss"]
 
 
 # ---------------------------------------------------------------- the trainer's arguments
+
 
 @pytest.mark.parametrize(("options", "match"), [
     (dict(num_updates=0), "num_updates must be an integer >= 1, got 0"),
@@ -548,7 +617,7 @@ def test_a_policy_too_short_for_the_world_is_refused():
 
 def test_reward_names_and_callables():
     world = StoppingWorld()
-    world.train_reward_model = lambda seed: (lambda p, r: torch.full((len(r),), float(seed)))
+    world.train_reward_model = lambda seed: lambda p, r: torch.full((len(r),), float(seed))
     assert reward_function(world, "true", 0) == world.true_score
     assert run(world, reward="learned", seed=3)[1].metrics["mean_reward"] == [3.0] * 4
     count = lambda prompt_ids, response_ids: (response_ids == 3).sum(1)
@@ -564,6 +633,7 @@ def test_the_config_may_be_replaced_between_updates():
 
 
 # ---------------------------------------------------------------- the progress bar
+
 
 class Bar:
     made = []
@@ -587,7 +657,9 @@ def bars(monkeypatch):
 
 
 def test_nothing_is_shown_where_nobody_watches(bars, monkeypatch, capfd):
-    monkeypatch.setitem(sys.modules, "ipykernel", SimpleNamespace())  # imported by a test runner, not a notebook
+    monkeypatch.setitem(
+        sys.modules, "ipykernel", SimpleNamespace()
+    )  # imported by a test runner, not a notebook
     run()
     assert bars == [] and capfd.readouterr() == ("", "")
 

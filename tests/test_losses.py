@@ -210,6 +210,12 @@ def test_the_two_fractions_are_not_the_same():
         close(outside, reference.clip_fraction(NEW, OLD, A, EPS), 1e-3)
 
 
+def test_a_token_without_advantage_is_never_clipped():
+    far = OLD + torch.tensor([-1.0, 1.0, -1.0, 1.0])
+    assert pt.clip_fraction(far, OLD, torch.zeros(3, 4), EPS) == 0
+    assert pt.ratio_outside_fraction(far, OLD, EPS) == 1
+
+
 def test_approx_kl_has_the_direction_of_the_sampling_policy():
     """Over a whole vocabulary, k1 and k3 under the old policy give KL(old, new) exactly."""
     old, new = random((2, 6)).log_softmax(-1)

@@ -17,8 +17,8 @@ BETAS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6,
          1.5, 1.75, 2, 2.5, 3, 4, 5, 7, 10)  # fmt: skip
 
 
-def leading_answers(candidates, prompt, log_probs, count=6):
-    """Indices of the answers that lead at some β, sorted by score: the best `count` of the largest probability.
+def leading_responses(candidates, prompt, log_probs, count=6):
+    """Indices of the `count` responses that are likeliest under some of the policies, sorted by score.
 
     Args: prompt, row of the candidates; log_probs, list of [N, M], the policies to look at.
     """
@@ -27,11 +27,13 @@ def leading_answers(candidates, prompt, log_probs, count=6):
     return chosen[candidates.scores[prompt, chosen].argsort(stable=True)]
 
 
-def frontier_explorer(world=None, reference=None, *, measured=(), prompt=1, kl_coef=0.3, candidates=None) -> Explorer:
-    """The KL coefficient β along the exact reward-KL frontier, and the answers that π* prefers there.
+def frontier_explorer(
+    world=None, reference=None, *, measured=(), prompt=1, kl_coef=0.3, candidates=None
+) -> Explorer:
+    """The KL coefficient β along the exact reward-KL frontier, and the responses that π* prefers there.
 
-    Left: the best reward for every amount of KL, the point of π* at the slider's β, and the line of all points that
-    are as good as it (slope β). Right: the likeliest answers to one prompt, under the reference and under π*.
+    Left: the best reward for every amount of KL, the point of π* at the slider's β, and the line of all points
+    that are as good as it (slope β). Right: the likeliest responses to one prompt, under reference and π*.
 
     Args: world, a ChainWorld; reference, its frozen policy; measured, dicts with kl and reward (PPO runs), drawn
         as dots; prompt, row of world.prompts(); kl_coef, where the slider starts; candidates, if at hand.
@@ -44,9 +46,9 @@ def frontier_explorer(world=None, reference=None, *, measured=(), prompt=1, kl_c
     best = {beta: optimal_policy(world, reference, beta, candidates=found) for beta in slider.positions}
     curve = reward_kl_frontier(world, reference, np.geomspace(0.01, 300, 200), candidates=found)
     start = float((found.log_weights.exp() * found.scores).sum(1).mean())
-    reach = float(found.scores.amax(1).mean()) - start  # what the best answer to every prompt would bring
-    top = leading_answers(found, prompt, [found.log_weights, *(best[b].log_probs for b in (0.1, 0.5, 1.0))])
-    answers = [world.decode(found.response_ids[prompt, i]).replace("<eos>", ".").replace(" ", "") for i in top]
+    reach = float(found.scores.amax(1).mean()) - start  # by the best response to every prompt
+    top = leading_responses(found, prompt, [found.log_weights, *(best[b].log_probs for b in (0.1, 0.5, 1.0))])
+    responses = [world.decode(found.response_ids[prompt, i]).replace("<eos>", ".").replace(" ", "") for i in top]
     x, asked = np.arange(len(top)), world.decode(found.prompt_ids[prompt])
     width, (low, high) = float(curve["kl"].max()) * 1.06, (start - 0.3, start + reach + 0.5)
 
@@ -75,20 +77,23 @@ def frontier_explorer(world=None, reference=None, *, measured=(), prompt=1, kl_c
     ]  # fmt: skip
     return Explorer(
         "frontier_explorer", [slider],
-        [Panel("Each nat of KL buys less than the one before", "KL to the reference, nats per answer",
+        [Panel("Each nat buys less than the last", "KL to the reference, nats per response",
                "mean reward", (-0.1, width), (low, high)),
-         Panel(f"After '{asked}', π* prefers what scores high", "answer (a dot ends it), and its score on top",
-               "probability", (-0.6, len(top) - 0.4), (0, 1.25), xticks=answers)],
+         Panel(f"After '{asked}', π* prefers what scores high", "response (a dot ends it), its score on top",
+               "probability", (-0.6, len(top) - 0.4), (0, 1.25), xticks=responses,
+               yticks=[(0, "0"), (0.5, "0.5"), (1, "1")])],
         [mark for mark in marks if mark],
         words="At β = {kl_coef}, π* earns {reward:.2f} for {kl:.2f} nats: worth {objective:.2f} after the bill, "
-              "{share:.0f}% of the reward that can be gained. To '" + asked + "' it spreads over about {kinds:.1f} answers.",
+              "{share:.0f}% of the reward that can be gained. To '" + asked + "' it spreads over about {kinds:.1f} responses.",
         readouts={"reward": at("reward"), "kl": at("kl"), "objective": at("objective"), "kinds": entropy,
                   "share": lambda kl_coef: 100 * (best[kl_coef].reward - start) / reach},
-        presets={"Almost no leash": {"kl_coef": 0.02}, "Default": {"kl_coef": 0.1}, "Half way": {"kl_coef": 0.65},
-                 "Tight leash": {"kl_coef": 5}},
-        caption="Exact, by listing all 5,461 answers to each prompt. The dots are PPO runs. Where does the next "
-                "nat of KL stop being worth its price?",
+        presets={"Almost no leash": {"kl_coef": 0.02}, "PPOConfig's default": {"kl_coef": 0.1},
+                 "2 nats": {"kl_coef": 0.65}, "Tight leash": {"kl_coef": 5}},
+        height=330,
+        caption=f"Curve and bars are exact, by listing all {world.num_responses:,} responses to each prompt"
+                + ("; each dot is a PPO run. " if measured else ". ")
+                + "Where does the next nat of KL stop being worth its price?",
         alt="Left: a curve rises steeply from the reference and flattens; a marker moves along it as β changes, and "
             "a line of slope β touches it there. Right: pairs of bars; as β falls, π* moves its probability from the "
-            "reference's favourites to the answer with the highest score.",
+            "reference's favourites to the response with the highest score.",
     )  # fmt: skip

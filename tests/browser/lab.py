@@ -170,7 +170,19 @@ class Lab:
 
     def run_all(self, page, timeout=120):
         """Run all cells and wait until every code cell has a number and none is running."""
-        self.command(page, "notebook:run-all-cells")
+        prompts = page.locator(".jp-Notebook .jp-CodeCell .jp-InputPrompt")
+        for _ in range(5):  # on a busy machine a command is lost, or the page asks for a kernel first
+            if (button := page.locator(".jp-Dialog .jp-mod-accept")).count():
+                button.first.click()
+            before = prompts.all_inner_texts()
+            self.command(page, "notebook:run-all-cells")
+            for _ in range(50):
+                page.wait_for_timeout(100)
+                if prompts.all_inner_texts() != before:
+                    break
+            else:
+                continue
+            break
         self.wait_done(page, timeout)
 
     def wait_done(self, page, timeout=120):

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Measure where PPO lands on ChainWorld's reward-KL plane, for the dots of notebook 04.
 
-    python figures/make_frontier.py           writes figures/runs/chain_frontier.json (minutes on one CPU thread)
+    python figures/make_frontier.py     writes figures/runs/chain_frontier.json (minutes on one CPU thread)
 
-Each dot is one run: `train_ppo(ChainWorld(), PPOConfig(kl_coef=β), num_updates=60, seed=...)`, every other setting
-at its default. Reward and KL of the policy it ends with are exact, by `share_of_gain`.
+Each dot is one run: `train_ppo(ChainWorld(), PPOConfig(kl_coef=β), num_updates=60, seed=...)`, every other
+setting at its default. Reward and KL of the policy it ends with are exact, by `share_of_gain`.
 """
 
 import argparse
@@ -30,7 +30,7 @@ NUM_UPDATES = 60
 
 
 def run(world, reference, candidates, kl_coef, seed):
-    """One dot: kl_coef, seed, reward, kl and share of the possible gain; and its likeliest response to each prompt."""
+    """One dot: kl_coef, seed, reward, kl, share of the possible gain, likeliest response to each prompt."""
     config = PPOConfig(kl_coef=kl_coef)
     policy, _ = train_ppo(world, config, num_updates=NUM_UPDATES, seed=seed, progress=False)
     gain = share_of_gain(policy, reference, world, kl_coef, candidates=candidates)

@@ -48,7 +48,7 @@ def _optimal_cases():
     return {
         "three answers": dict(log_probs_ref=three, scores=small, beta=0.5),
         "two prompts": dict(log_probs_ref=_log_softmax(2, 6, seed=2), scores=scores, beta=0.8),
-        "three prompts": dict(log_probs_ref=_log_softmax(3, 4, seed=3), scores=scores.view(3, 4) + 1, beta=2.5),
+        "three prompts": dict(log_probs_ref=_log_softmax(3, 4, seed=3), scores=scores.view(3, 4), beta=2.5),
         "scores of 900": dict(log_probs_ref=three, scores=large, beta=0.9),
     }
 
@@ -237,8 +237,8 @@ SOFT_VALUES = Exercise(
     hints=(
         "Start at the end: in the last step nothing follows, so Q* is the reward alone. Then go back.",
         "One step: `Q = rewards + V`, where V is the value *after* each next word; then the soft value of Q.",
-        "`(log_probs_ref + Q / beta).logsumexp(-1)` is log Z of every state. Set the value of <eos> to 0 before "
-        "the next step uses it, and put each new row in front of the list.",
+        "`(log_probs_ref + Q / beta).logsumexp(-1)` is log Z of every state. Set the value of <eos> to 0 "
+        "before the next step uses it, and put each new row in front of the list.",
     ),
     source=(soft_values,),
     done="It agrees with the package in all four cases, ChainWorld among them.",
@@ -308,7 +308,7 @@ def check_kl_budget(beta, budget=2.0) -> Verdict:
 KL_BUDGET_HINTS = (
     "Move the slider of section 4.5 and watch the KL in the sentence below it.",
     "KL falls as β rises. Try a β, look at its KL, and halve the interval.",
-    "`optimal_policy(world, reference, beta, candidates=candidates).kl` is it; the price is between 0.5 and 1.",
+    "`optimal_policy(world, reference, beta, candidates=candidates).kl` is it; look between 0.5 and 1.",
 )
 
 # ---------------------------------------------------------------- hints and solutions

@@ -1,4 +1,4 @@
-"""The checkers: each planted mistake gets its own message, every right variant is accepted, and nothing hangs."""
+"""The checkers: each planted mistake gets its own message, every right variant passes, nothing hangs."""
 
 import math
 import re
@@ -88,7 +88,8 @@ def loop_values(log_probs_ref, rewards, num_steps, beta):
     for t in range(num_steps - 1, -1, -1):
         for s in range(1, size):
             q = [rewards[s, a] + (values[t + 1, a] if a else 0.0) for a in range(size)]
-            values[t, s] = beta * math.log(sum(math.exp(log_probs_ref[s, a] + q[a] / beta) for a in range(size)))
+            terms = [math.exp(log_probs_ref[s, a] + q[a] / beta) for a in range(size)]
+            values[t, s] = beta * math.log(sum(terms))
     return values[:-1]
 
 
@@ -174,19 +175,22 @@ def test_each_form_of_trouble_has_its_message(key):
 
 def test_an_overflow_does_not_hide_a_known_mistake():
     """Not in log space and without its normaliser: the second is what to say first."""
-    assert check_optimal_policy(lambda ref, R, b: (ref.exp() * (R / b).exp()).log()).mistake == "not_normalised"
+    verdict = check_optimal_policy(lambda ref, R, b: (ref.exp() * (R / b).exp()).log())
+    assert verdict.mistake == "not_normalised"
 
 
 def test_a_gradient_left_on_the_result_is_seen():
     weight = torch.ones((), dtype=torch.float64, requires_grad=True)
-    assert check_optimal_policy(lambda ref, R, b: (ref + R / b).log_softmax(-1) * weight).mistake == "attached"
+    verdict = check_optimal_policy(lambda ref, R, b: (ref + R / b).log_softmax(-1) * weight)
+    assert verdict.mistake == "attached"
 
 
 def test_an_endless_loop_is_cut_off(monkeypatch):
     monkeypatch.setattr(checker, "TIME_LIMIT", 0.2)
     start, trace = time.monotonic(), sys.gettrace()
     verdict = check_optimal_policy(endless)
-    assert verdict.mistake == "endless" and "0.2 seconds" in verdict.message and "your line" in verdict.message
+    assert verdict.mistake == "endless"
+    assert "0.2 seconds" in verdict.message and "your line" in verdict.message
     assert time.monotonic() - start < 3 and sys.gettrace() is trace
 
 
@@ -234,8 +238,9 @@ def test_the_arguments_of_every_case_stay_as_they_are(name):
 # ---- reading the frontier --------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("beta", "mistake"),
-    [(0.3, "over_budget"), (1.0, "under_budget"), (2.0, "budget_as_price"), (1.54, "inverse"), (0.0, "not_positive"),
-     (-0.6, "not_positive"), (math.inf, "not_positive"), (math.nan, "not_positive"), ("0.6", "not_a_number")],
+    [(0.3, "over_budget"), (1.0, "under_budget"), (2.0, "budget_as_price"), (1.54, "inverse"),
+     (0.0, "not_positive"), (-0.6, "not_positive"),
+     (math.inf, "not_positive"), (math.nan, "not_positive"), ("0.6", "not_a_number")],
 )  # fmt: skip
 def test_a_wrong_price_is_diagnosed(beta, mistake):
     verdict = check_kl_budget(beta)
@@ -276,16 +281,18 @@ def test_the_solution_is_the_function_of_the_package(shown):
     assert HINTS.keys() == SOURCES.keys() >= EXERCISES.keys()
 
 
-@pytest.mark.parametrize("call", [lambda: hint("gea"), lambda: hint("soft_values", 4), lambda: solution("gea")])
-def test_unknown_hints_say_what_there_is(call):
+@pytest.mark.parametrize("given", [(hint, "gea"), (hint, "soft_values", 4), (solution, "gea")])
+def test_unknown_hints_say_what_there_is(given):
+    call, *arguments = given
     with pytest.raises(ValueError, match="must be"):
-        call()
+        call(*arguments)
 
 
 def test_a_new_exercise_is_a_few_lines():
     """The pattern for the other notebooks."""
     double = Exercise(
-        number="9.9", name="double", solution=lambda x: 2 * x, cases=lambda: {"two": {"x": torch.tensor([1.0, 3.0])}},
+        number="9.9", name="double", solution=lambda x: 2 * x,
+        cases=lambda: {"two": {"x": torch.tensor([1.0, 3.0])}},
         mistakes={"square": Mistake(lambda x: x**2, "You square: {yours} {place}.", "Is 1 doubled 1?")},
         place=lambda case, i: f"at {i}", hints=("", "", ""), shapes="[N]",
     )  # fmt: skip

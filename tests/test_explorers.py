@@ -1,4 +1,4 @@
-"""Every explorer: each slider from end to end, each button, and what the theory says must change in the picture."""
+"""Every explorer: each slider from end to end, each button, and what the theory says must change."""
 
 import json
 from pathlib import Path
@@ -98,7 +98,8 @@ def test_the_point_is_the_optimum_and_its_line_touches_the_frontier(opened, orac
     explorer = opened["frontier_explorer"]
     explorer.sliders["kl_coef"].value = beta
     drawn, best = explorer.drawn(), optimal_policy(*oracle[:2], beta, candidates=oracle[2])
-    assert drawn["optimum_x"][0] == pytest.approx(best.kl) and drawn["optimum"][0] == pytest.approx(best.reward)
+    assert drawn["optimum_x"][0] == pytest.approx(best.kl)
+    assert drawn["optimum"][0] == pytest.approx(best.reward)
     assert drawn["objective"][0] == pytest.approx(best.reward - beta * best.kl)
     line = np.interp(drawn["frontier_x"], drawn["equally_good_x"], drawn["equally_good"])
     gap = line - drawn["frontier"]
@@ -143,13 +144,15 @@ def test_the_words_name_the_numbers_drawn(opened):
 
 def test_without_runs_no_dots_and_another_start(oracle):
     explorer = explorers.frontier_explorer(*oracle[:2], candidates=oracle[2], prompt=0, kl_coef=1)
-    assert "ppo" not in explorer.drawn() and explorer.sliders["kl_coef"].value == 1 and "'a'" in explorer.words
+    assert "ppo" not in explorer.drawn() and "'a'" in explorer.words
+    assert explorer.sliders["kl_coef"].value == 1
     explorer.close()
 
 
 # ---- the figure of the same plane ------------------------------------------------------------------------
 def test_plot_plane_draws_lines_and_points_as_given():
-    figure = plots.plot_plane({"best": ([0, 1, 2], [0, 3, 4], "black")}, {"PPO": ([1], [2], "policy")}, title="T")
+    best, runs = {"best": ([0, 1, 2], [0, 3, 4], "black")}, {"PPO": ([1], [2], "policy")}
+    figure = plots.plot_plane(best, runs, title="T")
     line, dots = figure.axes[0].lines
     np.testing.assert_array_equal(line.get_xydata(), [[0, 0], [1, 3], [2, 4]])
     np.testing.assert_array_equal(dots.get_xydata(), [[1, 2]])

@@ -1,4 +1,4 @@
-"""Each notebook again with its exercises solved, again with them wrong, and with every cell run twice in a row."""
+"""Each notebook again with its exercises solved, with them wrong, and with every cell run twice in a row."""
 
 import copy
 import re

@@ -58,7 +58,7 @@ def test_a_lesson_runs_and_its_slider_moves_the_picture(name):
         page.mouse.up()
         seen.append(state(explorer, key))
         for before, after in zip(seen, seen[1:], strict=False):
-            assert all(a != b for a, b in zip(before, after, strict=True)), "number, sentence and pixels all move"
+            assert all(a != b for a, b in zip(before, after, strict=True)), "number, sentence, pixels"
         explorer.get_by_role("button", name="Reset").click()
         assert state(explorer, key)[:2] == seen[0][:2]
         assert page.problems == []

@@ -360,8 +360,7 @@ def test_the_hero_shows_the_shipped_run(make_figures):
 
 def test_reviews_are_chosen_by_rule_not_by_taste(make_figures):
     log = TrainingLog()
-    log.append({"mean_reward": 1.0})
-    log.samples = [{"update": 0, "score": score} for score in (2.9, 0.8, -1.0)]
+    log.samples = [{"update": 0, "score": score} for score in (2.9, 0.8, -1.0, 2.0)]
     assert make_figures.typical_samples(log, [0]) == [{"update": 0, "score": 0.8}]
 
 
@@ -369,7 +368,7 @@ def test_the_pictures_are_small(make_figures, tmp_path):
     make_figures.main(["--out", str(tmp_path)])
     made = {path.name: path.stat().st_size for path in tmp_path.glob("*.png")}
     committed = {path.name: path.stat().st_size for path in (ROOT / "figures").glob("*.png")}
-    assert set(made) == set(committed) == {"hero.png", "loop.png", "schematic_vs_measured.png"}
+    assert set(made) == {"hero.png", "loop.png", "schematic_vs_measured.png"} <= set(committed)
     assert max(made.values()) < 200_000 and max(committed.values()) < 200_000
 
 
@@ -377,7 +376,7 @@ def test_every_picture_and_link_of_the_readme_exists():
     links = re.findall(r"\]\(([^)#]+)\)", README)
     assert links and all((ROOT / link).exists() for link in links), links
     pictures = re.findall(r"!\[([^\]]*)\]", README)
-    assert len(pictures) == 2 and all(len(alt) > 20 for alt in pictures)
+    assert len(pictures) >= 2 and all(len(alt) > 20 for alt in pictures)
 
 
 def test_the_readme_names_every_notebook_that_is_there():

@@ -26,6 +26,16 @@ from .losses import (
     ratio_outside_fraction,
     value_loss,
 )
+from .exact import (
+    exact_advantages,
+    exact_expected_reward,
+    exact_kl,
+    exact_policy_gradient,
+    exact_values,
+    optimal_policy,
+    reward_kl_frontier,
+    share_of_gain,
+)
 from .ppo import LanguageModelPPO
 from .train import PPOTrainer, TrainingLog, run_ppo_training_step, train_ppo
 
@@ -65,6 +75,14 @@ __all__ = [
     "probability_ratio",
     "ratio_outside_fraction",
     "value_loss",
+    "exact_advantages",
+    "exact_expected_reward",
+    "exact_kl",
+    "exact_policy_gradient",
+    "exact_values",
+    "optimal_policy",
+    "reward_kl_frontier",
+    "share_of_gain",
     "LanguageModelPPO",
     "PPOTrainer",
     "TrainingLog",

@@ -23,8 +23,8 @@ def frontier_explorer(world=None, reference=None, *, measured=(), prompt=1, kl_c
     Left: the best reward for every KL, the point of π* at the slider's β, and the line of all points that are
     as good as it (slope β). Right: the likeliest responses to one prompt, under reference and π*.
 
-    Args: world, a ChainWorld; reference, its frozen policy; measured, dicts with kl and reward (PPO runs,
-        drawn as dots); prompt, row of world.prompts(); kl_coef, where the slider starts; candidates, if at hand.
+    Args: world, a ChainWorld; reference, its frozen policy; measured, dicts with kl and reward, drawn as dots;
+        prompt, row of world.prompts(); kl_coef, where the slider starts; candidates, if at hand.
     Returns: Explorer. Taught in: notebooks/04_how_far.ipynb
     """
     world = ChainWorld() if world is None else world
@@ -83,8 +83,7 @@ def frontier_explorer(world=None, reference=None, *, measured=(), prompt=1, kl_c
         presets={"Almost no leash": {"kl_coef": 0.02}, "PPOConfig's default": {"kl_coef": 0.1},
                  "2 nats": {"kl_coef": 0.65}, "Tight leash": {"kl_coef": 5}},
         caption=f"Curve and bars are exact, by listing all {world.num_responses:,} responses to each prompt"
-                + ("; each dot is a PPO run. " if measured else ". ")
-                + "Where does the next nat of KL stop being worth its price?",
+                f"{'; each dot is a PPO run' * bool(measured)}. Where is the next nat not worth its price?",
         alt="Left: a curve rises steeply from the reference and flattens; a marker moves along it as β "
             "changes, and a line of slope β touches it there. Right: pairs of bars; as β falls, π* moves its "
             "probability from the reference's favourites to the response with the highest score.",

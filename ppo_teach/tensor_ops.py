@@ -291,7 +291,8 @@ def dropout_off(*modules):
     With dropout on, the same weights score the same token differently in each pass: a ratio that is not 1 before
     the first step and a KL that is not 0. Gradients flow as usual.
     """
-    training = [part for module in modules if module is not None for part in module.modules() if part.training]
+    modules = [module for module in modules if isinstance(module, torch.nn.Module)]  # a plain function has no dropout
+    training = [part for module in modules for part in module.modules() if part.training]
     for part in training:
         part.training = False
     try:

@@ -171,6 +171,16 @@ def test_log_probs_from_every_kind_of_model(output):
     assert found.shape == (2, 3) and found.requires_grad
 
 
+def test_log_probs_of_a_plain_function():
+    """The chapter asks nothing of a model but that it can be called."""
+    ids = torch.tensor([[3, 4, 5, 6]])
+    ppo = trainer()
+    with torch.no_grad():
+        found = ppo.compute_log_probs(lambda everything: ppo.policy(everything), ids, ids[:, 2:])
+        wanted = ppo.compute_log_probs(ppo.policy, ids, ids[:, 2:])
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
+
+
 def test_the_temperature_of_the_config_is_used():
     ids = torch.tensor([[3, 4, 5]])
     cold, warm = trainer(temperature=0.5), trainer(temperature=2.0)

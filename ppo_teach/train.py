@@ -99,16 +99,18 @@ def ppo_epochs(policy, value_head, optimizer, rollout, advantages, returns, conf
     """Stages 5 and 6: K epochs of minibatch steps on one frozen rollout. A generator: one dict of metrics a step.
 
     critic_only keeps the policy still (warm-up of the value function). Stops when `target_kl` is exceeded, *before*
-    the step that would move further. Taught in: notebooks/07_training_step.ipynb
+    the step that would move further. A rollout of one response cannot be cut: it is one minibatch, whatever the config
+    says. Taught in: notebooks/07_training_step.ipynb
     """
-    if config.num_minibatches > len(rollout):
+    num_minibatches = config.num_minibatches if len(rollout) > 1 else 1
+    if num_minibatches > len(rollout):
         raise ValueError(
             f"num_minibatches must be at most the batch size {len(rollout)}, got {config.num_minibatches}"
         )
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for epoch in range(config.num_epochs):
         order = torch.randperm(len(rollout), generator=generator)
-        for index in order.tensor_split(config.num_minibatches):
+        for index in order.tensor_split(num_minibatches):
             with torch.enable_grad(), dropout_off(policy, value_head):  # a step trains, also under an outer no_grad
                 batch = rollout.rows(index)
                 loss, metrics = minibatch_loss(policy, value_head, batch, advantages[index], returns[index], config)
@@ -380,7 +382,7 @@ class PPOTrainer:
                 raise ValueError(f"{name} must be an integer >= 1, got {value!r}")
         if not isinstance(config, PPOConfig):
             raise ValueError(f"config must be a PPOConfig, got {type(config).__name__}")
-        if config.num_minibatches > batch_size:
+        if config.num_minibatches > batch_size > 1:
             raise ValueError(f"num_minibatches must be at most batch_size = {batch_size}, got {config.num_minibatches}")
         self.world, self.config, self.num_updates, self.batch_size = world, config, num_updates, batch_size
         self.policy = policy if policy is not None else world.policy()

@@ -332,8 +332,9 @@ def test_one_response_of_one_token_trains_and_stays_finite():
         torch.tensor([[3]]),
         torch.tensor([[4]]),
         optimizer,
-        pt.PPOConfig(num_minibatches=1),
+        pt.PPOConfig(),
     )
+    assert metrics["num_steps"] == 4.0, "a batch of one is one minibatch"
     assert all(abs(value) < 1e6 for value in metrics.values())
     assert all(torch.isfinite(p).all() for p in policy.parameters())
 
@@ -465,7 +466,7 @@ def test_scoring_under_no_grad_carries_no_graph():
     (dict(reward=lambda s: torch.zeros(8, 2)), r"scores must be a tensor of shape \(8,\)"),
     (dict(reward=lambda s: [0.0] * 8), "scores .* got list"),
     (dict(config=pt.PPOConfig(num_minibatches=9)), "num_minibatches must be at most the batch size 8, got 9"),
-], ids=str)  # fmt: skip
+], ids=lambda value: value if isinstance(value, str) else "case")  # fmt: skip
 def test_bad_input_is_refused_by_name_and_trains_nothing(changed, match):
     policy = tiny_lm()
     arguments = (

@@ -594,7 +594,7 @@ def test_no_setting_is_idle(change):
     (dict(num_updates=0), "num_updates must be an integer >= 1, got 0"),
     (dict(num_updates=1.5), "num_updates must be"),
     (dict(batch_size=True), "batch_size must be an integer >= 1, got True"),
-    (dict(batch_size=1), "num_minibatches must be at most batch_size = 1, got 2"),
+    (dict(batch_size=3, config=pt.PPOConfig(num_minibatches=4)), "num_minibatches must be at most batch_size = 3, got 4"),
     (dict(config={}), "config must be a PPOConfig, got dict"),
     (dict(reward="best"), "reward must be 'true', 'learned' or a callable"),
     (dict(reward=None), "reward must be"),
@@ -602,6 +602,13 @@ def test_no_setting_is_idle(change):
 def test_bad_arguments_are_refused(options, match):
     with pytest.raises(ValueError, match=match):
         run(**options)
+
+
+def test_a_batch_of_one_trains_with_the_default_config():
+    policy, log = run(batch_size=1, config=pt.PPOConfig(), num_updates=2)
+    assert log.metrics["num_steps"] == [4.0, 4.0], "one minibatch, four epochs"
+    assert all(math.isfinite(value) for row in log.rows for value in row.values())
+    assert all(torch.isfinite(p).all() for p in policy.parameters())
 
 
 def test_policy_and_reference_must_differ():

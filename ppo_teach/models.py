@@ -13,7 +13,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .tensor_ops import check_number, check_prompt_mask, check_token_ids, dropout_off, position_ids, single_thread
+from .tensor_ops import (
+    as_mask,
+    check_number,
+    check_prompt_mask,
+    check_token_ids,
+    dropout_off,
+    position_ids,
+    single_thread,
+)
 
 
 def causal_mask(length, attention_mask=None, device=None):
@@ -192,7 +200,7 @@ class TinyLM(nn.Module):
     def forward(self, ids, attention_mask=None, logits_to_keep=None, with_values=True):
         self._check_ids(ids)
         positions = allowed = None
-        if attention_mask is not None and not bool((attention_mask != 0).all()):
+        if attention_mask is not None and not bool(as_mask(attention_mask, ids).all()):
             positions = position_ids(attention_mask)
             allowed = causal_mask(ids.shape[1], attention_mask, ids.device).unsqueeze(1)
         hidden = self.trunk(ids, positions, allowed, last=logits_to_keep)
@@ -296,7 +304,9 @@ class TablePolicy(nn.Module):
         check_token_ids("input_ids", ids, self.vocab_size)
         if ids.shape[1] > self.max_length:
             raise ValueError(f"input_ids of length {ids.shape[1]} does not fit: the table has {self.max_length} rows")
-        position = torch.arange(ids.shape[1]) if attention_mask is None else position_ids(attention_mask)
+        position = torch.arange(ids.shape[1])
+        if attention_mask is not None:
+            position = position_ids(as_mask(attention_mask, ids))
         return self.logits[position, ids], self.values[position, ids]
 
 
@@ -323,6 +333,8 @@ class MockLanguageModel(nn.Module):
         length = input_ids.shape[1]
         if length > self.max_length:
             raise ValueError(f"input_ids of length {length} does not fit: this model has {self.max_length} positions")
+        if attention_mask is not None:
+            attention_mask = as_mask(attention_mask, input_ids)
         allowed = causal_mask(length, attention_mask, input_ids.device)
         positions = torch.arange(length, device=input_ids.device)
         if attention_mask is not None:

@@ -145,6 +145,17 @@ def test_ids_that_do_not_fit_are_refused(model):
             model(bad)
 
 
+@pytest.mark.parametrize("model", [
+    pt.TinyLM(11), pt.MockLanguageModel(11, 8, seed=0), pt.TablePolicy(11, 6),
+], ids=lambda model: type(model).__name__)  # fmt: skip
+def test_an_attention_mask_of_another_shape_is_refused(model):
+    """Also one that holds only ones, or one row for all."""
+    ids = torch.full((2, 5), 3)
+    for bad in (torch.ones(1, 5), torch.ones(2, 4), torch.tensor([[0, 1, 1, 1, 1]]), torch.zeros(5)):
+        with pytest.raises(ValueError, match=r"mask has shape .* but the data has shape \(2, 5\)"):
+            model(ids, bad)
+
+
 # ---------------------------------------------------------------- sampling
 
 

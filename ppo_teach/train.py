@@ -108,6 +108,8 @@ def ppo_epochs(policy, value_head, optimizer, rollout, advantages, returns, conf
             f"num_minibatches must be at most the batch size {len(rollout)}, got {config.num_minibatches}"
         )
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if not any(p.requires_grad for p in parameters):
+        raise ValueError("policy must have a parameter to train, got all frozen (is it the reference?)")
     for epoch in range(config.num_epochs):
         order = torch.randperm(len(rollout), generator=generator)
         for index in order.tensor_split(num_minibatches):

@@ -75,7 +75,8 @@ def shape_rewards(scores, log_probs, log_probs_ref, kl_coef, mask=None, estimato
     mask = as_mask(mask, log_probs)
     log_probs, log_probs_ref = hide_padding(mask, log_probs, log_probs_ref)
     kl = kl_estimate(log_probs, log_probs_ref, estimator)
-    return place_scores(scores, mask).to(kl.dtype) - kl_coef * kl, kl
+    dtype = torch.promote_types(kl.dtype, torch.float32)  # half precision would round the score, or make it infinite
+    return place_scores(scores, mask).to(dtype) - kl_coef * kl, kl
 
 
 @torch.no_grad()

@@ -193,6 +193,13 @@ def test_the_price_is_a_number_not_below_zero(bad):
         pt.shape_rewards(torch.ones(1), torch.zeros(1, 2), torch.zeros(1, 2), bad)
 
 
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16], ids=str)
+def test_half_precision_log_probs_do_not_spoil_the_score(half):
+    log_probs = torch.zeros(2, 2, dtype=half)
+    shaped, _ = pt.shape_rewards(torch.tensor([70_001.0, 1.2345]), log_probs, log_probs, 0.1)
+    assert torch.equal(shaped, torch.tensor([[0.0, 70_001.0], [0.0, 1.2345]]))
+
+
 def test_shaped_rewards_refuse_other_shapes():
     with pytest.raises(ValueError, match=r"log_probs_ref has shape \(2, 1\)"):
         pt.shape_rewards(torch.ones(2), torch.zeros(2, 3), torch.zeros(2, 1), 0.1)

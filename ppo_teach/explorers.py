@@ -81,7 +81,7 @@ def frontier_explorer(world=None, reference=None, *, measured=(), prompt=1, kl_c
         readouts={"reward": at("reward"), "kl": at("kl"), "objective": at("objective"), "kinds": spread,
                   "share": lambda kl_coef: 100 * (best[kl_coef].reward - start) / reach},
         presets={"Almost no leash": {"kl_coef": 0.02}, "PPOConfig's default": {"kl_coef": 0.1},
-                 "2 nats": {"kl_coef": 0.65}, "Tight leash": {"kl_coef": 5}},
+                 "One reward a nat": {"kl_coef": 1}, "Tight leash": {"kl_coef": 5}},
         caption=f"Curve and bars are exact, by listing all {world.num_responses:,} responses to each prompt"
                 f"{'; each dot is a PPO run' * bool(measured)}. Where is the next nat not worth its price?",
         alt="Left: a curve rises steeply from the reference and flattens; a marker moves along it as β "

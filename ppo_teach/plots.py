@@ -22,6 +22,7 @@ SCHEMATIC = "schematic, not measured"
 METRICS = {
     "mean_reward": ("reward", "score per response", "score", True),
     "true_score": ("true score", "score per response", "score", True),
+    "objective": ("objective", "reward - β KL", "policy", True),
     "kl_per_response": ("KL to the reference", "nats per response", "kl", True),
     "mean_kl": ("KL to the reference", "nats per token", "kl", True),
     "kl_coef": ("KL coefficient β", "reward per nat", "kl", False),

@@ -183,7 +183,11 @@ class Lab:
             else:
                 continue
             break
-        self.wait_done(page, timeout)
+        try:
+            self.wait_done(page, timeout)
+        except Exception as error:  # say where it hangs: an error in a cell stops the cells after it
+            told = page.locator(".jp-OutputArea-output[data-mime-type*=error], .jp-Dialog").all_inner_texts()
+            raise TimeoutError(f"cells are at {prompts.all_inner_texts()}; the page says {told}") from error
 
     def wait_done(self, page, timeout=120):
         done = """[...document.querySelectorAll('.jp-Notebook .jp-CodeCell .jp-InputPrompt')]

@@ -57,6 +57,8 @@ def td_errors(rewards, values, gamma, mask=None, last_value=None):
     Source: Sutton & Barto 2018, eq. 6.5, with the reward of action t written r_t.
     Taught in: notebooks/05_gae.ipynb
     """
+    if values is None:
+        raise ValueError("values must be a tensor of shape [B, T], got None")
     check_same_shape(rewards=rewards, values=values)
     rewards, values, mask, next_value = _prepare(rewards, values, mask, last_value, gamma)
     errors = torch.zeros_like(rewards)

@@ -229,3 +229,12 @@ def test_shapes_are_never_broadcast():
             pt.gae(empty, empty, 1.0, 0.9)
     with pytest.raises(ValueError, match="rewards must be a torch.Tensor, got list"):
         pt.gae([[1.0]], [[1.0]], 1.0, 0.9)
+
+
+@pytest.mark.parametrize("call", [
+    lambda: pt.td_errors(tensor([[1.0, 2.0]]), None, 1.0),
+    lambda: pt.gae(tensor([[1.0, 2.0]]), None, 1.0, 0.95),
+], ids=["td_errors", "gae"])  # fmt: skip
+def test_values_left_out_are_not_taken_for_zeros(call):
+    with pytest.raises(ValueError, match="values must be a tensor"):
+        call()

@@ -27,7 +27,7 @@ FIRST_FORM = ("00_start_here", "08_training_run")
 MAGICS = ("%matplotlib inline", "%config InlineBackend.")
 BANNED_CALLS = re.compile(r"\b(interact|interactive_output|interactive|Output)\(|\bjupyterquiz\b|\bNBVAL_")
 BANNED_TAGS = {"nbval-skip"}
-ADDRESS_OR_PATH = re.compile(r"\b0x[0-9a-f]{6,}|/home/|/root/|/Users/|/tmp/|site-packages|\bC:\\")
+ADDRESS_OR_PATH = re.compile(r"\b0x[0-9a-f]{6,}|/(?:home|root|Users|tmp)/|site-packages|\bC:\\")
 IMAGES = ("image/png", "image/jpeg", "image/svg+xml")
 
 

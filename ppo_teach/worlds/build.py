@@ -41,6 +41,7 @@ def pretrain(num_steps=750, batch_size=64, learning_rate=4e-3, seed=0):
 
 
 def main(arguments=None):
+    """Train the policies of both worlds and write their weights."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fraction", type=float, default=1.0, help="share of the training steps, in (0, 1]")
     parser.add_argument("--out", type=Path, default=WEIGHTS.parent, help="folder for the weights")

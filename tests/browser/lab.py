@@ -174,11 +174,11 @@ class Lab:
         for _ in range(5):  # on a busy machine a command is lost, or the page asks for a kernel first
             if (button := page.locator(".jp-Dialog .jp-mod-accept")).count():
                 button.first.click()
-            before = prompts.all_inner_texts()
             self.command(page, "notebook:run-all-cells")
             for _ in range(50):
                 page.wait_for_timeout(100)
-                if prompts.all_inner_texts() != before:
+                # a star or a number: text alone also changes when the page scrolls and shows other cells
+                if any(re.search(r"\[(\*|\d+)\]", text) for text in prompts.all_text_contents()):
                     break
             else:
                 continue

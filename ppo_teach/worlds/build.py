@@ -24,7 +24,8 @@ def pretrain(num_steps=750, batch_size=64, learning_rate=4e-3, seed=0):
     generator = torch.Generator().manual_seed(seed)
     policy = new_policy(seed=seed)
     with torch.no_grad():
-        # start with words that differ clearly: otherwise it takes five times as long to notice that praise follows praise
+        # start with words that differ clearly; otherwise it takes five times as long
+        # until the model sees that praise follows praise
         policy.trunk.token_embedding.weight.mul_(25)
         policy.trunk.position_embedding.weight.mul_(5)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.1)

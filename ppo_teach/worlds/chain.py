@@ -122,7 +122,7 @@ class ChainWorld:
         chosen = raters_prefer_first(*scores, noise, generator).unsqueeze(1)
         preferred, rejected = torch.where(chosen, first, second), torch.where(chosen, second, first)
         model = LearnedRewardModel(self.vocab_size, self.eos_id, self.pad_id, d_model=16, seed=seed)
-        return fit_reward_model(model, prompts, preferred, rejected, seed=seed)
+        return fit_reward_model(model, prompts, preferred, rejected, num_epochs=20, seed=seed)
 
     def decode(self, ids):
         """Ids [L] -> "a b c d <eos>", through the first EOS; a response that was cut off shows none."""

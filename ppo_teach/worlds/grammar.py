@@ -4,8 +4,9 @@
     clause -> the NOUN was phrase                   noun and adjective must suit each other
     phrase -> ADJ | BOOSTER ADJ | ADJ and ADJ
 
-A review has a mood: a happy one is mostly praise, an unhappy one mostly complaints, a mixed one half and half.
-Praise after praise is joined by "and", praise after a complaint by "but". No noun and no adjective comes twice.
+A review has a mood: a happy one is mostly praise, an unhappy one mostly complaints, a mixed one half and
+half. Praise after praise is joined by "and", praise after a complaint by "but". No noun and no adjective
+comes twice.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""ReviewWorld: readable restaurant reviews with a true score, simulated raters and a learned reward model (layer 2)."""
+"""ReviewWorld: restaurant reviews, their true score, simulated raters, a learned reward model (layer 2)."""
 
 import copy
 from pathlib import Path
@@ -26,13 +26,13 @@ def new_policy(critic="shared", seed=0):
 class ReviewWorld:
     """Restaurant reviews: prompts like "the soup was", responses of up to 14 tokens that end in a full stop.
 
-    The true score in two sentences: add up the human ratings of the review's words (a booster in front strengthens
-    or weakens one), take off 1.5 for each earlier use whenever a noun or adjective is used again, and squash the
-    sum to between -3 and 3. A review that never stops loses 2 more.
+    The true score in two sentences: add up the human ratings of the review's words (a booster in front
+    strengthens or weakens one), take off 1.5 for each earlier use whenever a noun or adjective is used
+    again, and squash the sum to between -3 and 3. A review that never stops loses 2 more.
 
     Args: weights, path of the pretrained policy (default: the shipped one).
-    Attributes: name, words (id -> str), vocab_size, eos_id (the full stop), pad_id, prompt_length, max_new_tokens,
-    prompts [10, 3] (all there are; each equally likely).
+    Attributes: name, words (id -> str), vocab_size, eos_id (the full stop), pad_id, prompt_length,
+    max_new_tokens, prompts [10, 3] (all there are; each equally likely).
     Taught in: notebooks/08_training_run.ipynb
     """
 
@@ -52,7 +52,7 @@ class ReviewWorld:
         self._content = torch.tensor([word in CONTENT_WORDS for word in WORDS])
 
     def policy(self, critic="shared"):
-        """A fresh copy of the pretrained policy: TinyLM. A separate critic's trunk starts as a copy of the policy's."""
+        """A fresh copy of the pretrained TinyLM; a separate critic starts with a copy of the policy's trunk."""
         if critic == "shared":
             return copy.deepcopy(self._pretrained)
         policy = new_policy(critic)
@@ -62,12 +62,11 @@ class ReviewWorld:
 
     def sample_prompts(self, n, generator):
         """n prompts [n, 3], drawn with replacement."""
-        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-            raise ValueError(f"n must be an integer >= 1, got {n!r}")
+        _check_count("n", n)
         return self.prompts[torch.randint(len(self.prompts), (n,), generator=generator)]
 
     def word_scores(self, response_ids):
-        """What each word adds to the sentiment, in rating units: [B, T], 0 for unrated words and after the full stop.
+        """What each word adds to the sentiment, in rating units: [B, T], 0 if unrated or after the full stop.
 
         rating ± booster: the word before strengthens it ("very") or weakens it ("slightly").
         """
@@ -78,9 +77,9 @@ class ReviewWorld:
     def score_parts(self, prompt_ids, response_ids):
         """What the true score is made of: dict of [B] tensors `sentiment`, `repeats` and `unstopped`.
 
-        sentiment is the sum of `word_scores`; repeats adds up, over the nouns and adjectives of the response, how often
-        each was used before (a word used three times adds 0 + 1 + 2; the prompt's noun counts as a use); unstopped is
-        1 without a full stop.
+        sentiment is the sum of `word_scores`; repeats adds up, over the nouns and adjectives of the
+        response, how often each was used before (a word used three times adds 0 + 1 + 2; the prompt's noun
+        counts as a use); unstopped is 1 without a full stop.
         """
         self._check_batch(prompt_ids, response_ids)
         ids = torch.cat([prompt_ids, response_ids], dim=1)
@@ -111,8 +110,7 @@ class ReviewWorld:
         Args: noise, share of answers that are coin flips, in [0, 1]; policy, default the pretrained one.
         Returns: prompt_ids [n, 3], first [n, T], second [n, T], first_preferred bool [n].
         """
-        if isinstance(num_pairs, bool) or not isinstance(num_pairs, int) or num_pairs < 1:
-            raise ValueError(f"num_pairs must be an integer >= 1, got {num_pairs!r}")
+        _check_count("num_pairs", num_pairs)
         generator = torch.Generator().manual_seed(seed)
         policy = self._pretrained if policy is None else policy
         prompt_ids = self.sample_prompts(num_pairs, generator)
@@ -125,20 +123,29 @@ class ReviewWorld:
         scores = self.true_score(prompt_ids, first), self.true_score(prompt_ids, second)
         return prompt_ids, first, second, raters_prefer_first(*scores, noise, generator)
 
-    def train_reward_model(self, num_pairs=3000, noise=0.1, seed=0, *, d_model=32, held_out=1000):
-        """Train a reward model on pairs that noisy raters compared: callable (prompt_ids, response_ids) -> [B].
+    def train_reward_model(
+        self, num_pairs=3000, noise=0.1, seed=0, *, d_model=32, extra_pairs=None, held_out=1000
+    ):
+        """Train a reward model on pairs compared by noisy raters: callable (prompt_ids, response_ids) -> [B].
 
-        Args: num_pairs >= 1; noise, share of the raters' answers that are coin flips, in [0, 1]; d_model, its size;
-        held_out, further pairs on which `.accuracy` and `.true_accuracy` are measured.
-        Source: Christiano et al. 2017; Ouyang et al. 2022.
+        Both responses of a pair come from the pretrained policy; on those, the scores have mean 0 and std 1.
+
+        Args: num_pairs >= 1; noise, share of the raters' answers that are coin flips, in [0, 1]; d_model,
+        its width; extra_pairs, more to train on, as `sample_pairs` returns them (of a later policy, say);
+        held_out, number of further pairs on which `.accuracy` and `.true_accuracy` are measured.
+        Returns: LearnedRewardModel, frozen. Source: Christiano et al. 2017; Ouyang et al. 2022.
         Taught in: notebooks/09_reward_hacking.ipynb
         """
-        prompt_ids, first, second, chosen = self.sample_pairs(num_pairs, noise, seed)
+        _check_count("held_out", held_out)
+        pairs = self.sample_pairs(num_pairs, noise, seed)
+        if extra_pairs is not None:
+            pairs = tuple(torch.cat([ours, more]) for ours, more in zip(pairs, extra_pairs, strict=True))
+        prompt_ids, first, second, chosen = pairs
         model = LearnedRewardModel(self.vocab_size, self.eos_id, self.pad_id, d_model, seed)
         preferred = torch.where(chosen.unsqueeze(1), first, second)
         rejected = torch.where(chosen.unsqueeze(1), second, first)
-        fit_reward_model(model, prompt_ids, preferred, rejected, seed=seed)
-        model.num_pairs, model.noise = num_pairs, noise
+        fit_reward_model(model, prompt_ids, preferred, rejected, seed=seed, normalise_on=num_pairs)
+        model.num_pairs, model.noise = len(prompt_ids), noise
         prompt_ids, first, second, chosen = self.sample_pairs(held_out, noise, seed + 1_000_003)
         says_first = model(prompt_ids, first) > model(prompt_ids, second)
         better = self.true_score(prompt_ids, first) - self.true_score(prompt_ids, second)
@@ -147,10 +154,10 @@ class ReviewWorld:
         return model
 
     def encode(self, text):
-        """Words separated by spaces -> ids [L]. Raises: ValueError naming the words that are not in the vocabulary."""
+        """Words separated by spaces -> ids [L]. Raises: ValueError naming the words that this world lacks."""
         unknown = [word for word in text.split() if word not in WORD_ID]
         if unknown or not text.split():
-            raise ValueError(f"text must hold words of this world only, got {unknown or repr(text)}; see world.words")
+            raise ValueError(f"text must hold words of this world (world.words), got {unknown or repr(text)}")
         return torch.tensor([WORD_ID[word] for word in text.split()])
 
     def decode(self, ids):
@@ -171,10 +178,13 @@ class ReviewWorld:
         check_token_ids("prompt_ids", prompt_ids, self.vocab_size)
         check_token_ids("response_ids", response_ids, self.vocab_size)
         if len(prompt_ids) != len(response_ids):
-            raise ValueError(
-                f"prompt_ids {tuple(prompt_ids.shape)} and response_ids {tuple(response_ids.shape)} must have the "
-                "same number of rows"
-            )
+            shapes = f"prompt_ids {tuple(prompt_ids.shape)} and response_ids {tuple(response_ids.shape)}"
+            raise ValueError(f"{shapes} must have the same number of rows")
+
+
+def _check_count(name, value):
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} must be an integer >= 1, got {value!r}")
 
 
 def _shifted(ids, steps, fill):

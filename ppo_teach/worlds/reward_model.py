@@ -4,17 +4,17 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ..tensor_ops import check_number, check_same_shape, response_mask, single_thread
+from ..tensor_ops import check_number, check_same_shape, check_token_ids, response_mask, single_thread
 
 
 def raters_prefer_first(score_first, score_second, noise, generator):
     """Which of two responses each rater prefers: bool [n], True = the first.
 
-    A rater chooses the first with probability σ(R₁ - R₂); but a share `noise` of the answers, in [0, 1], is a coin
-    flip instead: P(first) = (1 - noise) σ(R₁ - R₂) + noise / 2. With noise = 1 the answers say nothing.
+    A rater chooses the first with probability σ(R₁ - R₂); but a share `noise` of the answers, in [0, 1], is
+    a coin flip: P(first) = (1 - noise) σ(R₁ - R₂) + noise / 2. With noise = 1 the answers say nothing.
 
     Args: score_first, score_second [n], true scores.
-    Source: Bradley and Terry 1952 for σ(R₁ - R₂); label noise as in Gao et al. 2022.
+    Source: Bradley and Terry 1952 for σ(R₁ - R₂).
     Taught in: notebooks/02_rewards.ipynb
     """
     check_same_shape(score_first=score_first, score_second=score_second)
@@ -38,13 +38,15 @@ def bradley_terry_loss(score_preferred, score_rejected):
 class LearnedRewardModel(nn.Module):
     """A small network that scores a review: (prompt_ids [B, P], response_ids [B, T]) -> [B].
 
-    Each token is read together with the two before it ("not very good"), in one hidden layer; the results are added
-    up over the real tokens and weighed. `fit` shifts and scales the output to mean 0, standard deviation 1
-    on samples of the reference policy.
+    It reads each word together with the two before it, in one hidden layer, and adds up what they say over
+    the real tokens, divided by √(number of tokens). Normalised by `fit_reward_model` to mean 0 and standard
+    deviation 1.
 
-    Attributes after training: num_pairs, noise, accuracy (share of held-out rater choices that it predicts),
-    true_accuracy (share of held-out pairs it ranks as the true score does), score_range (lowest and highest score
-    among the training responses: outside it, the model extrapolates).
+    Args: vocab_size, eos_id, pad_id; d_model, its width; seed of the initial weights.
+    Attributes after `train_reward_model`: num_pairs, noise, accuracy (share of held-out rater choices it
+    predicts), true_accuracy (share of held-out pairs it ranks as the true score does), score_range (lowest
+    and highest score of the responses it was trained on: outside it, the model extrapolates).
+    Raises: ValueError for ids outside the vocabulary or different batch sizes.
     Taught in: notebooks/02_rewards.ipynb
     """
 
@@ -53,31 +55,41 @@ class LearnedRewardModel(nn.Module):
         if isinstance(d_model, bool) or not isinstance(d_model, int) or d_model < 1:
             raise ValueError(f"d_model must be an integer >= 1, got {d_model!r}")
         self.vocab_size, self.eos_id, self.pad_id = vocab_size, eos_id, pad_id
-        self.embedding = nn.Embedding(vocab_size, d_model)
-        self.read = nn.Linear(3 * d_model, 2 * d_model)
-        self.score = nn.Linear(2 * d_model, 1, bias=False)
+        self.score_range = None
+        with torch.random.fork_rng(devices=[]):  # a seed of its own, and the global generator stays as it was
+            torch.manual_seed(seed)
+            self.word = nn.Embedding(vocab_size, d_model)
+            self.read = nn.Linear(3 * d_model, 2 * d_model)
+            self.judge = nn.Linear(2 * d_model, 1, bias=False)
+            nn.init.normal_(self.word.weight, std=d_model**-0.5)
         self.register_buffer("mean", torch.zeros(()))
         self.register_buffer("std", torch.ones(()))
-        generator = torch.Generator().manual_seed(seed)
-        with torch.no_grad():
-            for weight in self.parameters():
-                weight.normal_(0.0, weight.shape[-1] ** -0.5, generator=generator)
-            self.read.bias.zero_()
 
     def forward(self, prompt_ids, response_ids):
-        mask = response_mask(response_ids, self.eos_id, self.pad_id)
-        x = self.embedding(torch.cat([prompt_ids, response_ids], dim=1))
+        check_token_ids("prompt_ids", prompt_ids, self.vocab_size)
+        check_token_ids("response_ids", response_ids, self.vocab_size)
+        if len(prompt_ids) != len(response_ids):
+            shapes = f"prompt_ids {tuple(prompt_ids.shape)} and response_ids {tuple(response_ids.shape)}"
+            raise ValueError(f"{shapes} must have the same number of rows")
+        real = response_mask(response_ids, self.eos_id, self.pad_id)
         T = response_ids.shape[1]
-        x = F.pad(x, (0, 0, 2, 0))
-        window = torch.cat([x[:, -T - 2 : -2], x[:, -T - 1 : -1], x[:, -T:]], dim=-1)
-        hidden = torch.relu(self.read(window)) * mask.unsqueeze(-1)
-        return (self.score(hidden.sum(1)).squeeze(-1) - self.mean) / self.std
+        x = self.word(torch.cat([prompt_ids, response_ids], dim=1))
+        x = F.pad(x, (0, 0, 2, 0))  # two empty places in front
+        two_before, before, itself = x[:, -T - 2 : -2], x[:, -T - 1 : -1], x[:, -T:]
+        said = torch.relu(self.read(torch.cat([two_before, before, itself], dim=-1)))
+        total = (said * real.unsqueeze(2)).sum(1) * real.sum(1, keepdim=True) ** -0.5
+        return (self.judge(total).squeeze(-1) - self.mean) / self.std
 
 
-def fit_reward_model(model, prompt_ids, preferred, rejected, *, num_epochs=10, learning_rate=3e-3, seed=0):
-    """Train the model on pairs by Bradley-Terry, then normalise it to mean 0, std 1 on all the responses.
+def fit_reward_model(
+    model, prompt_ids, preferred, rejected, *, num_epochs=6, learning_rate=3e-3, seed=0, normalise_on=None
+):
+    """Train the model on comparisons by Bradley-Terry; then freeze and normalise it.
 
-    Args: prompt_ids [n, P]; preferred, rejected [n, T].
+    Args: prompt_ids [n, P]; preferred, rejected [n, T]; normalise_on: the first so many pairs set the mean
+    and the standard deviation (default all). Returns: the same model, with `score_range` filled in.
+    Source: Ouyang et al. 2022; normalised as in Stiennon et al. 2020.
+    Taught in: notebooks/02_rewards.ipynb
     """
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, weight_decay=0.01)
@@ -90,10 +102,10 @@ def fit_reward_model(model, prompt_ids, preferred, rejected, *, num_epochs=10, l
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
-    model.requires_grad_(False)
-    scores = torch.cat([model(prompt_ids, preferred), model(prompt_ids, rejected)])
-    model.mean.copy_(scores.mean())
-    model.std.copy_(scores.std(unbiased=False).clamp(min=1e-6))
+        model.requires_grad_(False)
+        scores = torch.stack([model(prompt_ids, preferred), model(prompt_ids, rejected)])  # [2, n]
+    model.mean.copy_(scores[:, :normalise_on].mean())
+    model.std.copy_(scores[:, :normalise_on].std(unbiased=False).clamp(min=1e-6))
     scores = (scores - model.mean) / model.std
     model.score_range = (float(scores.min()), float(scores.max()))
     return model

@@ -52,7 +52,7 @@ class ReviewWorld:
         self._content = torch.tensor([word in CONTENT_WORDS for word in WORDS])
 
     def policy(self, critic="shared"):
-        """A fresh copy of the pretrained TinyLM; a separate critic starts with a copy of the policy's trunk."""
+        """A fresh copy of the pretrained TinyLM; a separate critic starts as a copy of the policy's trunk."""
         if critic == "shared":
             return copy.deepcopy(self._pretrained)
         policy = new_policy(critic)

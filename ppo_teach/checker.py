@@ -1,4 +1,4 @@
-"""Checks a student's answer and says which mistake was made (layer 5). The exercises are in `exercises.py`.
+"""Checks a student's answer and says which mistake was made (layer 5). The exercises are in `exercises/`.
 
 An exercise is data: cases to try, the right function, a table of planted mistakes. The answer is run on
 every case; when it is wrong, it is held against each planted mistake, and the one that gives the same numbers
@@ -69,8 +69,17 @@ class Mistake:
 
 
 @dataclass(frozen=True)
+class Task:
+    """An exercise whose answer is judged by code of its own: a number, a choice, a run."""
+
+    name: str
+    hints: tuple  # three of them, each giving away more
+    source: tuple = ()  # what `solution` shows
+
+
+@dataclass(frozen=True)
 class Exercise:
-    """All that `check` needs to know.
+    """A function to write: all that `check` needs to know.
 
     Args: number, "4.1"; solution, the right function; cases, name -> dict of its arguments, in order;
         mistakes, id -> Mistake; place, says in words where an index of the result is; hints, three of
@@ -92,6 +101,17 @@ class Exercise:
     @property
     def title(self):
         return f"Exercise {self.number}"
+
+
+def seeded(seed: int) -> torch.Generator:
+    """A generator for the cases of an exercise."""
+    return torch.Generator().manual_seed(seed)
+
+
+def random_log_probs(*shape, seed, spread=1.0) -> torch.Tensor:
+    """Rows of log-probabilities in float64 that sum to 1, for the cases of an exercise."""
+    logits = spread * torch.randn(*shape, generator=seeded(seed), dtype=torch.float64)
+    return logits.log_softmax(-1)
 
 
 class OutOfTime(BaseException):
@@ -213,6 +233,9 @@ def _as_tensor(result, right, exercise):
     if result.requires_grad and not right.requires_grad:
         return None, ("attached", "Your result still carries a gradient.",
                       "Should a later loss be able to change what made these numbers?")
+    if right.requires_grad and not result.requires_grad:
+        return None, ("detached", "Your result carries no gradient, so that nothing can be learned from it.",
+                      "Which of your lines cuts the result off from what is to be trained?")
     if not result.is_floating_point() and not exercise.integers:
         lost = "what is after the point is lost"
         return None, ("wrong_dtype", f"Your result holds {result.dtype} numbers: {lost}.",

@@ -11,16 +11,9 @@ import torch
 
 from ppo_teach import checker, exercises
 from ppo_teach.checker import Exercise, Mistake, Verdict, check
-from ppo_teach.exercises import (
-    EXERCISES,
-    HINTS,
-    SOURCES,
-    check_kl_budget,
-    check_optimal_policy,
-    check_soft_values,
-    hint,
-    solution,
-)
+from ppo_teach.exercises import TASKS, check_optimal_policy, check_soft_values, hint, solution
+
+EXERCISES = {name: task for name, task in TASKS.items() if isinstance(task, Exercise)}
 
 PLANTED = [(name, key) for name, exercise in EXERCISES.items() for key in exercise.mistakes]
 EACH = pytest.mark.parametrize("name", EXERCISES)
@@ -50,61 +43,6 @@ def test_messages_differ_and_ask_one_question_without_the_answer(name):
 def test_the_solution_is_accepted(name):
     verdict = check(EXERCISES[name], EXERCISES[name].solution)
     assert verdict.ok and verdict.mistake is None and "right" in repr(verdict)
-
-
-# ---- right in other ways ---------------------------------------------------------------------------------
-def loop_policy(log_probs_ref, scores, beta):
-    rows = []
-    for ref, row in zip(log_probs_ref.tolist(), scores.tolist()):
-        tilted = [r + s / beta for r, s in zip(ref, row)]
-        top = max(tilted)
-        log_z = top + math.log(sum(math.exp(t - top) for t in tilted))
-        rows.append([t - log_z for t in tilted])
-    return torch.tensor(rows)  # float32
-
-
-def numpy_policy(log_probs_ref, scores, beta):
-    tilted = log_probs_ref.numpy() + scores.numpy() / beta
-    return tilted - np.logaddexp.reduce(tilted, axis=1, keepdims=True)
-
-
-def shifted_policy(ref, R, b):
-    tilted = R / b + ref - (R / b).amax(-1, keepdim=True)
-    return tilted - tilted.exp().sum(-1, keepdim=True).log()
-
-
-def single_precision_policy(ref, R, b):
-    return (ref.float() + R.float() / b).log_softmax(-1)
-
-
-@pytest.mark.parametrize("fn", [loop_policy, numpy_policy, shifted_policy, single_precision_policy])
-def test_other_right_policies_are_accepted(fn):
-    assert check_optimal_policy(fn).ok
-
-
-def loop_values(log_probs_ref, rewards, num_steps, beta):
-    size = len(rewards)
-    values = torch.zeros(num_steps + 1, size, dtype=torch.float64)
-    for t in range(num_steps - 1, -1, -1):
-        for s in range(1, size):
-            q = [rewards[s, a] + (values[t + 1, a] if a else 0.0) for a in range(size)]
-            terms = [math.exp(log_probs_ref[s, a] + q[a] / beta) for a in range(size)]
-            values[t, s] = beta * math.log(sum(terms))
-    return values[:-1]
-
-
-def list_of_float32(log_probs_ref, rewards, num_steps, beta):
-    V, rows = torch.zeros(len(rewards)), []
-    for _ in range(num_steps):
-        V = beta * torch.logsumexp((rewards.float() + V) / beta + log_probs_ref.float(), dim=1)
-        V[0] = 0.0
-        rows = [V.clone(), *rows]
-    return rows
-
-
-@pytest.mark.parametrize("fn", [loop_values, list_of_float32])
-def test_other_right_values_are_accepted(fn):
-    assert check_soft_values(fn).ok
 
 
 # ---- answers that are no tensor of the right form --------------------------------------------------------
@@ -235,29 +173,6 @@ def test_the_arguments_of_every_case_stay_as_they_are(name):
         assert checker._same(list(first[key].values()), list(second[key].values()))
 
 
-# ---- reading the frontier --------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("beta", "mistake"),
-    [(0.3, "over_budget"), (1.0, "under_budget"), (2.0, "budget_as_price"), (1.54, "inverse"),
-     (0.0, "not_positive"), (-0.6, "not_positive"),
-     (math.inf, "not_positive"), (math.nan, "not_positive"), ("0.6", "not_a_number")],
-)  # fmt: skip
-def test_a_wrong_price_is_diagnosed(beta, mistake):
-    verdict = check_kl_budget(beta)
-    assert (verdict.ok, verdict.attempted, verdict.mistake) == (False, True, mistake)
-    assert "?" in verdict.message or mistake == "not_a_number"
-
-
-@pytest.mark.parametrize("beta", [0.65, 0.655, 0.66])
-def test_a_price_that_spends_the_budget_is_accepted(beta):
-    assert check_kl_budget(beta).ok
-
-
-@pytest.mark.parametrize("beta", [None, ...])
-def test_no_price_is_not_attempted(beta):
-    assert not check_kl_budget(beta).attempted
-
-
 # ---- hints and solutions ---------------------------------------------------------------------------------
 @pytest.fixture
 def shown(monkeypatch):
@@ -267,18 +182,18 @@ def shown(monkeypatch):
     return outputs
 
 
-@pytest.mark.parametrize("name", HINTS)
+@pytest.mark.parametrize("name", TASKS)
 def test_three_hints_a_step_at_a_time(name, shown):
     for level in (1, 2, 3):
         hint(name, level)
-    assert len(set(shown)) == 3 and shown[0].startswith("Hint 1 of 3\n") and len(HINTS[name]) == 3
+    assert len(set(shown)) == 3 and shown[0].startswith("Hint 1 of 3\n") and len(TASKS[name].hints) == 3
 
 
 def test_the_solution_is_the_function_of_the_package(shown):
-    for name in SOURCES:
+    for name in TASKS:
         solution(name)
     assert shown and all(fn.__module__.startswith("ppo_teach.") for fn in shown)
-    assert HINTS.keys() == SOURCES.keys() >= EXERCISES.keys()
+    assert all(task.source for task in TASKS.values())
 
 
 @pytest.mark.parametrize("given", [(hint, "gea"), (hint, "soft_values", 4), (solution, "gea")])

@@ -1,27 +1,16 @@
 """Every explorer: each slider from end to end, each button, and what the theory says must change."""
 
-import json
-from pathlib import Path
-
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+from lessons import EXPLORERS
 
-from ppo_teach import explorers, plots
-from ppo_teach.exact import find_candidates, optimal_policy
-from ppo_teach.models import make_reference
-from ppo_teach.worlds import ChainWorld
-
-RUNS = json.loads((Path(__file__).parents[1] / "figures/runs/chain_frontier.json").read_text())["runs"]
-EXPLORERS = {"frontier_explorer": lambda: explorers.frontier_explorer(measured=RUNS)}
-# slider -> what must differ between any two of its positions
-MOVES = {"frontier_explorer": {"kl_coef": ("optimum", "optimum_x", "equally_good", "optimum_probability")}}
-FIXED = {"frontier_explorer": ("frontier", "ppo", "reference", "reference_probability", "scores")}
+from ppo_teach import explorers
 
 
 @pytest.fixture(scope="module")
 def opened():
-    made = {name: build() for name, build in EXPLORERS.items()}
+    made = {name: case.build() for name, case in EXPLORERS.items()}
     yield made
     for explorer in made.values():
         explorer.close()
@@ -38,25 +27,27 @@ by_explorer = pytest.mark.parametrize("explorer", EXPLORERS, indirect=True)
 
 def test_every_explorer_is_tested():
     public = {name for name in vars(explorers) if name.endswith(("_explorer", "_lab"))}
-    assert public == set(EXPLORERS) == set(MOVES) == set(FIXED)
+    assert public == set(EXPLORERS)
 
 
 @by_explorer
 def test_each_slider_moves_what_it_should_and_nothing_else(explorer):
-    name = explorer.canvas.spec["name"]
-    assert set(explorer.sliders) == set(MOVES[name])
+    case = EXPLORERS[explorer.canvas.spec["name"]]
+    assert set(explorer.sliders) == set(case.moves) | set(case.changes)
     for slider in explorer.canvas.sliders:
-        seen, fixed = [], []
+        seen, fixed, ends = [], [], []
         for place in np.linspace(0, len(slider.positions) - 1, 7).round().astype(int):
             explorer.sliders[slider.name].value = slider.positions[place]
             assert explorer.sliders[slider.name].value == slider.positions[place]
             drawn = explorer.drawn()
             assert all(np.isfinite(array).all() for array in drawn.values())
-            seen.append({key: drawn[key] for key in MOVES[name][slider.name]})
-            fixed.append({key: drawn[key] for key in FIXED[name]})
+            seen.append({key: drawn[key] for key in case.moves.get(slider.name, ())})
+            ends.append({key: drawn[key] for key in case.changes.get(slider.name, ())})
+            fixed.append({key: drawn[key] for key in case.fixed})
         for before, after in zip(seen, seen[1:], strict=False):
             assert all(not np.allclose(before[key], after[key], atol=1e-6) for key in before)
             assert all(np.array_equal(fixed[0][key], again[key]) for again in fixed for key in fixed[0])
+        assert all(not np.allclose(ends[0][key], ends[-1][key], atol=1e-6) for key in ends[0])
     assert plt.get_fignums() == [] and explorer.canvas.error == ""
 
 
@@ -83,84 +74,3 @@ def test_everything_drawn_is_inside_its_panel(explorer):
             if axis in canvas.arrays[mark.name] and mark.kind != "line":
                 array = canvas.arrays[mark.name][axis]
                 assert low <= array.min() and array.max() <= high, (mark.name, axis)
-
-
-# ---- the frontier ----------------------------------------------------------------------------------------
-@pytest.fixture(scope="module")
-def oracle():
-    world = ChainWorld()
-    reference = make_reference(world.policy())
-    return world, reference, find_candidates(world, reference)
-
-
-@pytest.mark.parametrize("beta", [0.02, 0.1, 0.65, 2.0, 10.0])
-def test_the_point_is_the_optimum_and_its_line_touches_the_frontier(opened, oracle, beta):
-    explorer = opened["frontier_explorer"]
-    explorer.sliders["kl_coef"].value = beta
-    drawn, best = explorer.drawn(), optimal_policy(*oracle[:2], beta, candidates=oracle[2])
-    assert drawn["optimum_x"][0] == pytest.approx(best.kl)
-    assert drawn["optimum"][0] == pytest.approx(best.reward)
-    assert drawn["objective"][0] == pytest.approx(best.reward - beta * best.kl)
-    line = np.interp(drawn["frontier_x"], drawn["equally_good_x"], drawn["equally_good"])
-    gap = line - drawn["frontier"]
-    assert gap.min() >= -1e-9 and gap.min() < 0.02, "above the frontier, except where it touches"
-    slope = np.diff(drawn["equally_good"]) / np.diff(drawn["equally_good_x"])
-    assert slope == pytest.approx(beta)
-
-
-def test_no_measured_run_beats_the_frontier(opened):
-    drawn = opened["frontier_explorer"].drawn()
-    order = np.argsort(drawn["frontier_x"])
-    possible = np.interp(drawn["ppo_x"], drawn["frontier_x"][order], drawn["frontier"][order])
-    assert len(drawn["ppo"]) == len(RUNS) == 21 and (drawn["ppo"] <= possible + 1e-3).all()
-
-
-def test_the_stored_runs_agree_with_the_oracle(oracle):
-    """Their share follows from reward, KL and the exact optimum."""
-    world, reference, found = oracle
-    start = float((found.log_weights.exp() * found.scores).sum(1).mean())
-    for run in RUNS:
-        best = optimal_policy(world, reference, run["kl_coef"], candidates=found).objective
-        share = (run["reward"] - run["kl_coef"] * run["kl"] - start) / (best - start)
-        assert share == pytest.approx(run["share"], abs=2e-3)
-
-
-def test_bars_tilt_from_the_reference_to_the_best_answer(opened):
-    explorer = opened["frontier_explorer"]
-    explorer.sliders["kl_coef"].value = 10
-    drawn = explorer.drawn()
-    np.testing.assert_allclose(drawn["optimum_probability"], drawn["reference_probability"], atol=0.04)
-    explorer.sliders["kl_coef"].value = 0.02
-    drawn = explorer.drawn()
-    assert drawn["scores"].argmax() == drawn["optimum_probability"].argmax() == len(drawn["scores"]) - 1
-    assert drawn["optimum_probability"].max() > 0.99 and drawn["kinds"][0] < 1.1 and drawn["share"][0] > 99
-
-
-def test_the_words_name_the_numbers_drawn(opened):
-    explorer = opened["frontier_explorer"]
-    explorer.sliders["kl_coef"].value = 0.5
-    assert "At β = 0.5, π* earns 1.99 for 2.69 nats: worth 0.64 after the bill, 86%" in explorer.words
-
-
-def test_without_runs_no_dots_and_another_start(oracle):
-    explorer = explorers.frontier_explorer(*oracle[:2], candidates=oracle[2], prompt=0, kl_coef=1)
-    assert "ppo" not in explorer.drawn() and "'a'" in explorer.words
-    assert explorer.sliders["kl_coef"].value == 1
-    explorer.close()
-
-
-# ---- the figure of the same plane ------------------------------------------------------------------------
-def test_plot_plane_draws_lines_and_points_as_given():
-    best, runs = {"best": ([0, 1, 2], [0, 3, 4], "black")}, {"PPO": ([1], [2], "policy")}
-    figure = plots.plot_plane(best, runs, title="T")
-    line, dots = figure.axes[0].lines
-    np.testing.assert_array_equal(line.get_xydata(), [[0, 0], [1, 3], [2, 4]])
-    np.testing.assert_array_equal(dots.get_xydata(), [[1, 2]])
-    assert dots.get_linestyle() == "None" and dots.get_marker() == "o" and plt.get_fignums() == []
-    (label,) = [text for text in figure.axes[0].texts if text.get_text() == "best"]
-    assert label.xy[1] == pytest.approx(figure.axes[0].transLimits.transform((2, 4))[1])
-
-
-def test_plot_plane_refuses_what_does_not_fit_together():
-    with pytest.raises(ValueError, match="best: kl and reward must have the same length, got 2 and 1"):
-        plots.plot_plane({"best": ([0, 1], [0], "black")}, title="T")

@@ -16,6 +16,10 @@ MODULES = [
     path for path in FILES if path.name != "__init__.py"
 ]  # those re-export, and import from everywhere
 
+LESSONS = (
+    "policy", "rewards", "kl", "how_far", "gae", "clipping", "step", "run", "hacking", "clinic", "onward",
+)  # fmt: skip
+
 # A module imports only from a lower layer.
 LAYERS = {
     "config": 0, "tensor_ops": 0, "colors": 0, "worlds.lexicon": 0,
@@ -25,7 +29,8 @@ LAYERS = {
     "ppo": 3, "worlds.build": 3, "marks": 3,
     "train": 4, "alternatives": 4, "bugs": 4, "still": 4,
     "plots": 5, "notebook": 5, "canvas": 5, "checker": 5,
-    "live": 6, "explorers": 6, "exercises": 6,
+    "live": 6,
+    **{f"explorers.{lesson}": 6 for lesson in LESSONS}, **{f"exercises.{lesson}": 6 for lesson in LESSONS},
 }  # fmt: skip
 HEAVY = (
     "matplotlib",

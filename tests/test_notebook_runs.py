@@ -6,38 +6,14 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from lessons import LESSONS
 from nbclient import NotebookClient
 
 NOTEBOOKS = Path(__file__).resolve().parent.parent / "notebooks"
 pytestmark = pytest.mark.slow
 
 # notebook -> start of the stub's cell -> (solution, known wrong answer, the mistake to be named)
-ANSWERS = {
-    "04_how_far": {
-        "def my_optimal_policy(": (
-            "    return (log_probs_ref + scores / beta).log_softmax(-1)",
-            "    return log_probs_ref + scores / beta",
-            "Your probabilities do not add up to 1",
-        ),
-        "def my_soft_values(": (
-            "    V, values = torch.zeros_like(rewards[0]), []\n"
-            "    for _ in range(num_steps):\n"
-            "        tilted = log_probs_ref + (rewards + V) / beta\n"
-            "        V = beta * tilted.logsumexp(-1)\n"
-            "        V[0] = 0.0\n"
-            "        values.insert(0, V)\n"
-            "    return torch.stack(values)",
-            "    V, values = torch.zeros_like(rewards[0]), []\n"
-            "    for _ in range(num_steps):\n"
-            "        V = (log_probs_ref.exp() * (rewards + V)).sum(-1)\n"
-            "        V[0] = 0.0\n"
-            "        values.insert(0, V)\n"
-            "    return torch.stack(values)",
-            "Your values are plain averages of Q",
-        ),
-        "my_kl_coef = ": ("my_kl_coef = 0.65", "my_kl_coef = 0.3", "The leash is too long"),
-    },
-}  # fmt: skip
+ANSWERS = {name: lesson.ANSWERS for name, lesson in LESSONS.items() if lesson.ANSWERS}
 by_notebook = pytest.mark.parametrize("name", ANSWERS)
 
 

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 from lab import Lab, browser_page
+from lessons import LESSONS
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 REPO = Path(__file__).resolve().parents[2]
 
-# notebook -> (sliders of its explorer, a mark that must follow the first one)
-LESSONS = {"04_how_far": (("kl_coef",), "optimum.y")}
+# notebook -> (sliders of its first explorer, a mark that must follow the first of them)
+BROWSER = {name: lesson.BROWSER for name, lesson in LESSONS.items() if lesson.BROWSER}
 
 
 def opened(lab, page, name):
@@ -35,9 +36,9 @@ def state(explorer, key):
     return shown["marks"][key], shown["words"], explorer.locator("canvas").evaluate("el => el.toDataURL()")
 
 
-@pytest.mark.parametrize("name", LESSONS)
+@pytest.mark.parametrize("name", BROWSER)
 def test_a_lesson_runs_and_its_slider_moves_the_picture(name):
-    sliders, key = LESSONS[name]
+    sliders, key = BROWSER[name]
     with Lab() as lab, browser_page(width=1300, height=1400) as page:
         opened(lab, page, name)
         assert page.locator(".jp-OutputArea-output[data-mime-type*=stderr]").count() == 0

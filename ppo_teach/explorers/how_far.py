@@ -1,17 +1,13 @@
-"""Interactive figures (layer 6): frames computed by the package's own functions, sliders over them.
-
-Every explorer is a function that returns an `Explorer` (a widget) with `.sliders`, `.drawn()` and `.close()`.
-All it needs is passed in or made inside: no notebook variable can break it.
-"""
+"""The reward-KL frontier, for notebook 04 (layer 6)."""
 
 import numpy as np
 import torch
 
-from .canvas import Explorer
-from .exact import find_candidates, optimal_policy, reward_kl_frontier
-from .marks import Panel, Slider, bars, line, points, text
-from .models import make_reference
-from .worlds import ChainWorld
+from ..canvas import Explorer
+from ..exact import find_candidates, optimal_policy, reward_kl_frontier
+from ..marks import Panel, Slider, bars, line, points, text
+from ..models import make_reference
+from ..worlds import ChainWorld
 
 BETAS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.9,
          1, 1.25, 1.5, 1.75, 2, 2.5, 3, 4, 5, 7, 10)  # fmt: skip

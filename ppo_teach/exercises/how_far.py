@@ -1,31 +1,16 @@
-"""The exercises of the notebooks (layer 6): cases, right answers, and the mistakes they recognise.
-
-`check_*(answer)` returns a Verdict that displays itself, `hint(name, level)` gives one of three hints, and
-`solution(name)` shows the package's own function. The machinery is in `checker.py`.
-"""
+"""The exercises of notebook 04: the optimal policy, the soft value, a KL budget (layer 6)."""
 
 import functools
 import math
 
 import torch
-from IPython.display import display
 
-from .checker import Exercise, Hint, Mistake, Verdict, check
-from .exact import Candidates, find_candidates, optimal_policy, soft_values
-from .models import make_reference
-from .notebook import show_source
-from .worlds import ChainWorld
+from ..checker import Exercise, Mistake, Task, Verdict, check, random_log_probs, seeded
+from ..exact import Candidates, find_candidates, optimal_policy, soft_values
+from ..models import make_reference
+from ..worlds import ChainWorld
 
 WORDS = ("<eos>", "a", "b", "c", "d")
-
-
-def _generator(seed):
-    return torch.Generator().manual_seed(seed)
-
-
-def _log_softmax(*shape, seed, spread=1.0):
-    logits = spread * torch.randn(*shape, generator=_generator(seed), dtype=torch.float64)
-    return logits.log_softmax(-1)
 
 
 # ---------------------------------------------------------------- 4.1 the optimal policy
@@ -44,11 +29,11 @@ def _optimal_cases():
     three = torch.tensor([[0.5, 0.3, 0.2]], dtype=torch.float64).log()
     small = torch.tensor([[0.0, 1.0, 2.0]], dtype=torch.float64)
     large = torch.tensor([[900.0, 899.0, 880.0]], dtype=torch.float64)
-    scores = torch.randn(2, 6, generator=_generator(1), dtype=torch.float64)
+    scores = torch.randn(2, 6, generator=seeded(1), dtype=torch.float64)
     return {
         "three answers": dict(log_probs_ref=three, scores=small, beta=0.5),
-        "two prompts": dict(log_probs_ref=_log_softmax(2, 6, seed=2), scores=scores, beta=0.8),
-        "three prompts": dict(log_probs_ref=_log_softmax(3, 4, seed=3), scores=scores.view(3, 4), beta=2.5),
+        "two prompts": dict(log_probs_ref=random_log_probs(2, 6, seed=2), scores=scores, beta=0.8),
+        "three prompts": dict(log_probs_ref=random_log_probs(3, 4, seed=3), scores=scores.view(3, 4), beta=2.5),
         "scores of 900": dict(log_probs_ref=three, scores=large, beta=0.9),
     }
 
@@ -150,9 +135,9 @@ def _soft_value_cases():
     world = ChainWorld()
     ref, reward = world.chain.double(), world.reward_table.double()
     chain = dict(log_probs_ref=ref.log(), rewards=reward, num_steps=6, beta=0.3)
-    rewards = torch.randn(4, 4, generator=_generator(4), dtype=torch.float64)
-    other = dict(log_probs_ref=_log_softmax(4, 4, seed=5), rewards=rewards, num_steps=3, beta=1.7)
-    last = dict(log_probs_ref=_log_softmax(3, 3, seed=6), rewards=rewards[:3, :3], num_steps=1, beta=0.9)
+    rewards = torch.randn(4, 4, generator=seeded(4), dtype=torch.float64)
+    other = dict(log_probs_ref=random_log_probs(4, 4, seed=5), rewards=rewards, num_steps=3, beta=1.7)
+    last = dict(log_probs_ref=random_log_probs(3, 3, seed=6), rewards=rewards[:3, :3], num_steps=1, beta=0.9)
     return {"one word, two steps": two, "ChainWorld": chain, "random": other, "a single step": last}
 
 
@@ -305,37 +290,14 @@ def check_kl_budget(beta, budget=2.0) -> Verdict:
     return say("under_budget", seen, f"Within the budget, but {unused}. What would they have bought?")
 
 
-KL_BUDGET_HINTS = (
-    "Move the slider of section 4.5 and watch the KL in the sentence below it.",
-    "KL falls as β rises. Try a β, look at its KL, and halve the interval.",
-    "`optimal_policy(world, reference, beta, candidates=candidates).kl` is it; look between 0.5 and 1.",
+KL_BUDGET = Task(
+    "kl_budget",
+    hints=(
+        "Move the slider of section 4.5 and watch the KL in the sentence below it.",
+        "KL falls as β rises. Try a β, look at its KL, and halve the interval.",
+        "`optimal_policy(world, reference, beta, candidates=candidates).kl` is it; look between 0.5 and 1.",
+    ),
+    source=(optimal_policy,),
 )
 
-# ---------------------------------------------------------------- hints and solutions
-
-EXERCISES = {exercise.name: exercise for exercise in (OPTIMAL_POLICY, SOFT_VALUES)}
-HINTS = {name: exercise.hints for name, exercise in EXERCISES.items()} | {"kl_budget": KL_BUDGET_HINTS}
-SOURCES = {name: exercise.source for name, exercise in EXERCISES.items()} | {"kl_budget": (optimal_policy,)}
-
-
-def hint(name: str, level: int = 1) -> None:
-    """Show hint 1, 2 or 3 of an exercise; each gives away more. Errors: ValueError for an unknown one.
-
-    Taught in: notebooks/04_how_far.ipynb
-    """
-    if name not in HINTS:
-        raise ValueError(f"name must be one of {sorted(HINTS)}, got {name!r}")
-    if level not in (1, 2, 3):
-        raise ValueError(f"level must be 1, 2 or 3, got {level!r}")
-    display(Hint(False, False, None, HINTS[name][level - 1], f"Hint {level} of 3"))
-
-
-def solution(name: str) -> None:
-    """Show the package function that answers an exercise. Errors: ValueError for an unknown name.
-
-    Taught in: notebooks/04_how_far.ipynb
-    """
-    if name not in SOURCES:
-        raise ValueError(f"name must be one of {sorted(SOURCES)}, got {name!r}")
-    for function in SOURCES[name]:
-        show_source(function)
+EXERCISES = (OPTIMAL_POLICY, SOFT_VALUES, KL_BUDGET)

@@ -1,0 +1,37 @@
+"""The exercises of the notebooks (layer 6): cases, right answers, and the mistakes they recognise.
+
+`check_*(answer)` returns a Verdict that displays itself, `hint(name, level)` gives one of three hints, and
+`solution(name)` shows the package's own function. One module a notebook; the machinery is in `checker.py`.
+"""
+
+from IPython.display import display
+
+from ..checker import Hint
+from ..notebook import show_source
+from . import how_far
+from .how_far import check_kl_budget, check_optimal_policy, check_soft_values
+
+TASKS = {task.name: task for module in (how_far,) for task in module.EXERCISES}
+
+
+def hint(name: str, level: int = 1) -> None:
+    """Show hint 1, 2 or 3 of an exercise; each gives away more. Errors: ValueError for an unknown one.
+
+    Taught in: notebooks/01_language_model_as_policy.ipynb
+    """
+    if name not in TASKS:
+        raise ValueError(f"name must be one of {sorted(TASKS)}, got {name!r}")
+    if level not in (1, 2, 3):
+        raise ValueError(f"level must be 1, 2 or 3, got {level!r}")
+    display(Hint(False, False, None, TASKS[name].hints[level - 1], f"Hint {level} of 3"))
+
+
+def solution(name: str) -> None:
+    """Show the package function that answers an exercise. Errors: ValueError for an unknown name.
+
+    Taught in: notebooks/01_language_model_as_policy.ipynb
+    """
+    if name not in TASKS:
+        raise ValueError(f"name must be one of {sorted(TASKS)}, got {name!r}")
+    for function in TASKS[name].source:
+        show_source(function)

@@ -8,7 +8,7 @@ import json
 import math
 import os
 import sys
-from dataclasses import asdict, fields
+from dataclasses import asdict
 
 import torch
 from torch.optim.adam import adam
@@ -95,6 +95,11 @@ def minibatch_loss(policy, value_head, batch, advantages, returns, config):
     }
 
 
+def _check_finite(name, number):
+    if not math.isfinite(number):
+        raise FloatingPointError(f"{name} became {number}: lower learning_rate or clip_epsilon")
+
+
 def ppo_epochs(policy, value_head, optimizer, rollout, advantages, returns, config, generator=None, critic_only=False):
     """Stages 5 and 6: K epochs of minibatch steps on one frozen rollout. A generator: one dict of metrics a step.
 
@@ -116,8 +121,7 @@ def ppo_epochs(policy, value_head, optimizer, rollout, advantages, returns, conf
             with torch.enable_grad(), dropout_off(policy, value_head):  # a step trains, also under an outer no_grad
                 batch = rollout.rows(index)
                 loss, metrics = minibatch_loss(policy, value_head, batch, advantages[index], returns[index], config)
-            if not math.isfinite(loss.item()):
-                raise FloatingPointError(f"the loss became {loss.item()}: lower learning_rate or clip_epsilon")
+            _check_finite("the loss", loss.item())
             if config.target_kl is not None and metrics["approx_kl"] > config.target_kl:
                 return
             optimizer.zero_grad(set_to_none=True)
@@ -128,8 +132,7 @@ def ppo_epochs(policy, value_head, optimizer, rollout, advantages, returns, conf
                         parameter.grad = None
             limit = math.inf if config.max_grad_norm is None else config.max_grad_norm
             norm = torch.nn.utils.clip_grad_norm_(parameters, limit).item()
-            if not math.isfinite(norm):  # before the step: one NaN would reach every parameter
-                raise FloatingPointError(f"the gradient's norm became {norm}: lower learning_rate or clip_epsilon")
+            _check_finite("the gradient's norm", norm)  # before the step: one NaN would reach every parameter
             optimizer.step()
             yield metrics | {"grad_norm": norm, "epoch": epoch}
 
@@ -166,6 +169,15 @@ def ppo_update(policy, value_head, optimizer, rollout, config, *, kl_coef=None, 
     }
 
 
+@torch.no_grad()
+def _score(reward_model, input_ids):
+    """Whole sequences [B, P+T] -> scores [B]; a Hugging Face head gives `.logits` of shape [B, 1]."""
+    with dropout_off(reward_model):
+        scores = reward_model(input_ids)
+    scores = scores.logits if hasattr(scores, "logits") else scores
+    return scores.squeeze(-1) if getattr(scores, "ndim", 0) == 2 else scores
+
+
 def run_ppo_training_step(
     policy, ref_policy, value_head, reward_model, prompts, responses, optimizer, config, *, generator=None
 ):
@@ -197,12 +209,8 @@ def run_ppo_training_step(
     prompt_mask = None
     if config.pad_id is not None:  # padding in front only: after the first real token every id is a token
         prompt_mask = (prompts != config.pad_id).long().cumsum(1) > 0
-    reward_is_module = isinstance(reward_model, torch.nn.Module)
     with single_thread():
-        with torch.no_grad(), dropout_off(reward_model if reward_is_module else None):
-            scores = reward_model(torch.cat([prompts, responses], dim=1))
-            scores = scores.logits if hasattr(scores, "logits") else scores
-            scores = scores.squeeze(-1) if getattr(scores, "ndim", 0) == 2 else scores  # a Hugging Face head gives [B, 1]
+        scores = _score(reward_model, torch.cat([prompts, responses], dim=1))
         rollout = freeze_rollout(
             policy, ref_policy, prompts, responses, scores, mask=mask, prompt_mask=prompt_mask,
             value_head=value_head, temperature=config.temperature,

@@ -5,5 +5,9 @@ All it needs is passed in or made inside: no notebook variable can break it. One
 """
 
 from .how_far import frontier_explorer
+from .kl import kl_explorer
+from .policy import sampling_explorer
+from .rewards import reward_model_explorer
+from .step import step_explorer
 
-__all__ = ["frontier_explorer"]
+__all__ = ["frontier_explorer", "kl_explorer", "reward_model_explorer", "sampling_explorer", "step_explorer"]

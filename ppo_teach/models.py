@@ -36,6 +36,17 @@ def causal_mask(length, attention_mask=None, device=None):
     return (allowed & (attention_mask != 0).unsqueeze(1)) | itself
 
 
+def keep_top_k(logits, top_k=None):
+    """Forbid all but the k likeliest tokens: logits [..., V], with -inf for the others. Equals are kept together.
+
+    Taught in: notebooks/01_language_model_as_policy.ipynb
+    """
+    if top_k is None or top_k >= logits.shape[-1]:
+        return logits
+    smallest = logits.topk(top_k, dim=-1).values[..., -1:]
+    return logits.masked_fill(logits < smallest, -math.inf)
+
+
 def sample_tokens(logits, temperature=1.0, top_k=None, generator=None):
     """Draw one token a row, and score it.
 
@@ -48,11 +59,7 @@ def sample_tokens(logits, temperature=1.0, top_k=None, generator=None):
     Taught in: notebooks/01_language_model_as_policy.ipynb
     """
     log_probs = F.log_softmax(logits / temperature if temperature != 1.0 else logits, dim=-1)
-    allowed = log_probs
-    if top_k is not None and top_k < logits.shape[-1]:
-        smallest = log_probs.topk(top_k, dim=-1).values[:, -1:]
-        allowed = log_probs.masked_fill(log_probs < smallest, -math.inf)
-    cumulative = allowed.exp().cumsum(-1, dtype=torch.float64)
+    cumulative = keep_top_k(log_probs, top_k).exp().cumsum(-1, dtype=torch.float64)
     total = cumulative[:, -1:]
     if total.isnan().any():
         raise FloatingPointError("the policy's logits hold NaN or infinity: its weights have exploded")

@@ -8,6 +8,7 @@ import textwrap
 
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 from matplotlib.ticker import MaxNLocator
@@ -315,6 +316,36 @@ def plot_token_strip(tokens, values, meaning, *, title, ylabel, mask=None):
     ax.set_ylabel(ylabel, fontsize=FONT)
     ax.margins(y=0.18)
     _title(ax, title, width=int(9.5 * figure.get_figwidth()))
+    return figure
+
+
+def plot_heat_maps(tables, rows, columns, meaning="policy", *, title, xlabel, ylabel):
+    """Tables of numbers side by side, as shaded cells with the number in each; white is 0, one scale.
+
+    Args: tables, dict panel title -> numbers [R, C], none below 0; rows, R texts; columns, C texts; meaning,
+        a key of COLORS. Returns: Figure. Raises: ValueError when a table does not fit its texts.
+    Taught in: notebooks/01_language_model_as_policy.ipynb
+    """
+    tables = {key: np.asarray(table, dtype=float) for key, table in tables.items()}
+    for key, table in tables.items():
+        if table.shape != (len(rows), len(columns)):
+            want = len(rows), len(columns)
+            raise ValueError(f"{key}: rows and columns name {want} cells, got {table.shape}")
+    figure, axes = new_figure(1, len(tables), (0.3 + 4.4 * len(tables), 1.6 + 0.42 * len(rows)))
+    top = max(table.max() for table in tables.values()) or 1.0
+    shades = LinearSegmentedColormap.from_list(meaning, ["white", COLORS[meaning]])
+    for ax, (key, table) in zip(axes[0], tables.items()):
+        ax.imshow(table, cmap=shades, vmin=0, vmax=top, aspect="auto")
+        for (row, column), value in np.ndenumerate(table):
+            ink = "white" if value > 0.5 * top else COLORS["black"]
+            number = f"{value:.1f}" if value else "0"
+            ax.text(column, row, number, ha="center", va="center", fontsize=FONT - 2, color=ink)
+        ax.set_xticks(range(len(columns)), columns, rotation=35, ha="right", rotation_mode="anchor")
+        ax.set_yticks(range(len(rows)), rows)
+        ax.set_xlabel(xlabel, fontsize=FONT)
+        ax.set_ylabel(ylabel, fontsize=FONT)
+        _title(ax, key, width=40)
+    figure.suptitle(textwrap.fill(title, 90), fontsize=FONT + 1, fontweight="bold", x=0.01, ha="left")
     return figure
 
 

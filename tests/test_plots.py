@@ -33,6 +33,9 @@ def drawn(ax):
     return [line for line in ax.get_lines() if len(line.get_xdata()) > 2]
 
 
+LABELS = dict(title="Title", xlabel="x", ylabel="y")
+
+
 def every_figure(metrics):
     """One figure of each kind."""
     return {
@@ -43,6 +46,7 @@ def every_figure(metrics):
         "plot_compare": plots.plot_compare(metrics, title="Title"),
         "plot_token_strip": plots.plot_token_strip(["a", "b"], [0.5, -1.0], "advantage", title="Title", ylabel="nats"),
         "plot_loop": plots.plot_loop(),
+        "plot_heat_maps": plots.plot_heat_maps({"a": [[0.0, 1.0]]}, ["r"], ["c", "d"], **LABELS),
     }
 
 

@@ -21,6 +21,7 @@ const CSS = `
 .ppo-canvas input[type=range] { width: 100%; height: 26px; margin: 0; accent-color: #0072B2; cursor: pointer; }
 .ppo-choice, .ppo-buttons { display: flex; flex-wrap: wrap; gap: 4px 6px; padding: 2px 0; }
 .ppo-choice { grid-column: 2 / 4; } .ppo-buttons { margin-top: 6px; }
+.ppo-group { padding: 4px 6px 0 0; color: #595959; } .ppo-buttons + .ppo-sliders { margin-top: 10px; }
 .ppo-choice label { position: relative; }
 .ppo-choice input { position: absolute; inset: 0; margin: 0; opacity: 0; cursor: pointer; }
 .ppo-choice span, .ppo-canvas button { display: inline-block; padding: 3px 12px; background: #fff; color: ${INK};
@@ -232,8 +233,8 @@ function drawKey(ctx, { kind, style }, x, y) {
 
 function drawAll(state, canvas) {
   const { panels, height, ...spec } = state.spec, width = Math.max(canvas.parentNode.clientWidth - 28, 260);
-  const columns = width < 560 ? 1 : Math.min(spec.columns, panels.length), rows = Math.ceil(panels.length / columns);
-  const sharp = window.devicePixelRatio || 1, size = [Math.round(width * sharp), Math.round(rows * height * sharp)];
+  const columns = Math.max(1, Math.min(spec.columns, panels.length, Math.floor(width / 270))), rows = Math.ceil(panels.length / columns);
+  const sharp = (window.devicePixelRatio || 1) * (canvas.currentCSSZoom || 1), size = [Math.round(width * sharp), Math.round(rows * height * sharp)];
   if (canvas.width !== size[0] || canvas.height !== size[1]) [canvas.width, canvas.height] = size;
   canvas.style.height = `${rows * height}px`;
   const ctx = canvas.getContext("2d");
@@ -288,6 +289,13 @@ function render({ model, el }) {
   node("style", root, {}, CSS);
   const canvas = node("canvas", root, { role: "img", "aria-label": spec.alt });
   const words = node("div", root, { class: "ppo-words", role: "status", "aria-live": "polite" });
+  for (const [title, names] of spec.actions) { // what only the kernel can do: a click is a message
+    const group = node("div", root, { class: "ppo-buttons", role: "group", "aria-label": title });
+    if (title) node("span", group, { class: "ppo-group" }, title);
+    for (const name of names) {
+      node("button", group, { type: "button", ...QUIET }, name).addEventListener("click", () => model.send({ action: name }));
+    }
+  }
   const box = node("div", root, { class: "ppo-sliders" }), row = node("div", root, { class: "ppo-buttons" });
   node("p", root, { class: "ppo-caption" }, spec.caption);
   const trouble = node("div", root, { class: "ppo-error", role: "alert" });
@@ -308,7 +316,8 @@ function render({ model, el }) {
         numbers = new Float32Array(bytes.buffer.slice(bytes.byteOffset, bytes.byteOffset + bytes.byteLength));
       }
       const position = model.get("position"), index = model.get("index");
-      const marks = drawAll({ spec, numbers, index, position }, canvas);
+      const panels = spec.panels.map((panel, i) => ({ ...panel, ...(index.axes || {})[i] })); // a live run outgrows its axes
+      const marks = drawAll({ spec: { ...spec, panels }, numbers, index, position }, canvas);
       words.replaceChildren(...index.words.map((part) => say(part, position)));
       words.hidden = !index.words.length;
       if (room.width !== root.clientWidth) room = { width: root.clientWidth, height: 0 };
@@ -334,7 +343,7 @@ function render({ model, el }) {
     later(); tell();
   };
   const show = spec.sliders.map((slider, i) => addSlider(slider, box, (place) => go({ [i]: place })));
-  for (const { name, position } of spec.presets) {
+  for (const { name, position } of spec.actions.length ? [] : spec.presets) {
     node("button", row, { type: "button", ...QUIET }, name).addEventListener("click", () => go(position));
   }
   const traits = ["position", "index", "frames", "error"], observer = new ResizeObserver(later);

@@ -37,7 +37,7 @@ class FrameCanvas(anywidget.AnyWidget):
     """The generic canvas: holds all frames and shows the one at `position`, one index a slider.
 
     `words` is the sentence under the figure, with values of sliders and `readouts` in it ("{kl:.2f} nats");
-    `presets` is title -> {slider: value}. Panels are `height` pixels high, `columns` of them side by side.
+    `presets` is title -> {slider: value}; `actions` is title of a group -> {button: what to call}. Panels are `height` pixels high, `columns` of them side by side.
     Errors: ValueError for a wrong frame shape (names the mark, the expected and the given shape), an unknown
     panel or slider, a name used twice, an unknown name in `words`, an empty caption or alt text.
     """
@@ -51,11 +51,11 @@ class FrameCanvas(anywidget.AnyWidget):
     position = traitlets.List(traitlets.Int()).tag(sync=True, echo_update=False)
 
     def __init__(self, name, sliders, panels, marks, *, caption, alt, words="", readouts=None, presets=None,
-                 height=300, columns=2):
+                 actions=None, height=300, columns=2):
         for argument, value in (("caption", caption), ("alt", alt)):
             if not str(value or "").strip():
                 raise ValueError(f"{argument} must be a non-empty text, got {value!r}")
-        self.sliders, self.panels = list(sliders), list(panels)
+        self.sliders, self.panels, self.moved = list(sliders), list(panels), set()
         self.marks = [replace(m, arrays=dict(m.arrays), style=dict(m.style)) for m in marks]
         names = [item.name for item in self.sliders + self.marks] + list(readouts or {})
         if repeated := {n for n in names if names.count(n) > 1}:
@@ -66,8 +66,10 @@ class FrameCanvas(anywidget.AnyWidget):
         self.presets["Reset"] = [s.start for s in self.sliders]
         self.words, self.arrays = words, {mark.name: self._fill(mark) for mark in self.marks}
         self.readouts = {key: self._frames(f"readout {key!r}", v, 1) for key, v in (readouts or {}).items()}
+        self.actions = {title: call for group in (actions or {}).values() for title, call in group.items()}
         index, frames = self._pack()
-        fixed = {"name": name, "caption": caption, "alt": alt, "height": height, "columns": columns}
+        fixed = {"name": name, "caption": caption, "alt": alt, "height": height, "columns": columns,
+                 "actions": [[title, list(group)] for title, group in (actions or {}).items()]}
         start = [s.start for s in self.sliders]
         super().__init__(spec=fixed | self._spec(), index=index, frames=frames, position=start)
         self.on_msg(self._receive)
@@ -84,10 +86,7 @@ class FrameCanvas(anywidget.AnyWidget):
             numbers = [f for f, a in self.arrays[mark.name].items() if a.dtype != object]
             return numbers + ["values"] * bool(mark.texts)
 
-        panels = [{"title": p.title, "xlabel": p.xlabel, "ylabel": p.ylabel,
-                   "xlim": [float(v) for v in p.xlim], "ylim": [float(v) for v in p.ylim],
-                   "zero": p.zero and min(p.ylim) <= 0 <= max(p.ylim),
-                   "xticks": p.ticks("x"), "yticks": p.ticks("y")} for p in self.panels]
+        panels = [{"title": p.title, "xlabel": p.xlabel, "ylabel": p.ylabel, **self._axes(p)} for p in self.panels]
         marks = [{"kind": m.kind, "name": m.name, "panel": m.panel, "style": m.style, "label_at": m.label_at,
                   "fields": fields(m)} for m in self.marks]
         sliders = [{key: getattr(s, key) for key in ("name", "symbol", "label", "choice", "texts")}
@@ -138,7 +137,16 @@ class FrameCanvas(anywidget.AnyWidget):
                     offset += array.size
             if mark.texts:
                 entries[f"{mark.name}.values"] = _texts(self.arrays[mark.name][mark.texts[0]], mark.texts[1])
-        return {"entries": entries, "words": self._sentence()}, np.concatenate(blocks).tobytes()
+        index = {"entries": entries, "words": self._sentence()}
+        if self.moved:
+            index["axes"] = {str(i): self._axes(self.panels[i]) for i in sorted(self.moved)}
+        return index, np.concatenate(blocks).tobytes()
+
+    @staticmethod
+    def _axes(p):
+        """Limits and ticks of a panel, as the browser needs them."""
+        return {"xlim": [float(v) for v in p.xlim], "ylim": [float(v) for v in p.ylim],
+                "zero": p.zero and min(p.ylim) <= 0 <= max(p.ylim), "xticks": p.ticks("x"), "yticks": p.ticks("y")}
 
     def _sentence(self):
         """The words in parts: literal text, the value of a slider, or a readout's text at every position."""
@@ -167,19 +175,28 @@ class FrameCanvas(anywidget.AnyWidget):
 
     def _receive(self, _, content, buffers):
         try:
-            self.set_state({"position": self._checked(content["position"])})
+            if "action" in content:
+                self.actions[content["action"]]()
+            else:
+                self.set_state({"position": self._checked(content["position"])})
             self.error = ""
         except Exception as error:  # an observer of a slider failed: the reader sees it, no log swallows it
             self.error = f"{type(error).__name__}: {error}"
 
-    def update(self, words=None, **marks):
-        """Replace arrays of marks while the widget is shown: `update(reward={"x": steps, "y": rewards})`."""
+    def update(self, words=None, panels=None, **marks):
+        """Replace arrays of marks while the widget is shown: `update(reward={"x": steps, "y": rewards})`.
+
+        panels: number -> new values of its fields, such as {0: {"xlim": (0, 120)}}.
+        """
         for name, arrays in marks.items():
             mark = next((m for m in self.marks if m.name == name), None)
             if mark is None:
                 raise ValueError(f"update: no mark {name!r}, have {[m.name for m in self.marks]}")
             mark.arrays.update(arrays)
             self.arrays[name] = self._fill(mark)
+        for number, fields in (panels or {}).items():
+            self.panels[number] = replace(self.panels[number], **fields)
+            self.moved.add(number)
         self.words = self.words if words is None else words
         with self.hold_sync():
             self.index, self.frames = self._pack()

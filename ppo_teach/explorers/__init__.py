@@ -4,10 +4,20 @@ Every explorer is a function that returns an `Explorer` (a widget) with `.slider
 All it needs is passed in or made inside: no notebook variable can break it. One module a notebook.
 """
 
+from .clipping import clip_explorer
 from .how_far import frontier_explorer
 from .kl import kl_explorer
 from .policy import sampling_explorer
 from .rewards import reward_model_explorer
 from .step import step_explorer
+from .run import training_lab
 
-__all__ = ["frontier_explorer", "kl_explorer", "reward_model_explorer", "sampling_explorer", "step_explorer"]
+__all__ = [
+    "clip_explorer",
+    "frontier_explorer",
+    "kl_explorer",
+    "reward_model_explorer",
+    "sampling_explorer",
+    "step_explorer",
+    "training_lab",
+]

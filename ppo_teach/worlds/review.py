@@ -12,6 +12,7 @@ from .lexicon import BOOSTERS, RATINGS
 from .reward_model import LearnedRewardModel, fit_reward_model, raters_prefer_first
 
 WEIGHTS = Path(__file__).parent / "weights" / "review.pt"
+FRONTIER = WEIGHTS.with_name("review_frontier.json")  # of the policy with these weights; see worlds/build.py
 HIGHEST_SCORE = 3.0  # the sum over the words is squashed to between -3 and 3 ...
 SCORE_SCALE = 4.0  # ... by 3 tanh(sum / 4): one good word gives about 1.5, two 2.5, three 2.9
 REPETITION_COST = 1.5  # in rating units, inside the sum, for each earlier use of the same word

@@ -15,13 +15,15 @@ class Case:
     """One explorer under test.
 
     build() -> Explorer; moves, slider -> what must differ between any two of seven positions of it;
-    fixed, what no slider moves; changes, slider -> what must differ between its two ends at least.
+    fixed, what no slider moves; changes, slider -> what must differ between its two ends at least; gaps, what may
+    hold NaN, which is not drawn.
     """
 
     build: Callable
     moves: dict
     fixed: tuple = ()
     changes: dict = field(default_factory=dict)
+    gaps: tuple = ()
 
 
 LESSONS = {

@@ -96,6 +96,7 @@ class Exercise:
     source: tuple = ()
     done: str = ""
     integers: bool = False  # whether the result may hold integers
+    gradient: str = ""  # an argument that requires grad: its gradient is compared too; the result is a scalar
     shapes: str = field(default="")  # the shape of the result in letters, "[T, V]"
 
     @property
@@ -152,9 +153,10 @@ def check(exercise: Exercise, fn) -> Verdict:
                        "The caller still needs it. Which of your lines writes into it?")
         right = exercise.solution(*arguments.values())
         tensor, problem = _as_tensor(result, right, exercise)
+        tensor = tensor if problem else _outcome(exercise, tensor, arguments)
         if problem:
             return say(*problem)
-        found.append((name, arguments, tensor, right))
+        found.append((name, arguments, tensor, _outcome(exercise, right, arguments)))
     wrong = [entry for entry in found if not _close(entry[2], entry[3])]
     if not wrong:
         return say(None, exercise.done, ok=True)
@@ -240,7 +242,18 @@ def _as_tensor(result, right, exercise):
         lost = "what is after the point is lost"
         return None, ("wrong_dtype", f"Your result holds {result.dtype} numbers: {lost}.",
                       "Where does your code make a tensor without saying which dtype?")
-    return result.detach().to(right.dtype), None
+    return result.to(right.dtype), None
+
+
+def _outcome(exercise, result, arguments):
+    """The numbers that are compared: the result, with `exercise.gradient` the gradient behind it, [1 + N]."""
+    if not exercise.gradient:
+        return result.detach()
+    leaf, gradient = arguments[exercise.gradient], None
+    if result.requires_grad:
+        (gradient,) = torch.autograd.grad(result, leaf, allow_unused=True, retain_graph=True)
+    gradient = torch.zeros_like(leaf) if gradient is None else gradient
+    return torch.cat([result.detach().view(1), gradient.flatten().to(result.dtype)])
 
 
 def _known_mistake(exercise, found):
@@ -250,9 +263,10 @@ def _known_mistake(exercise, found):
         if all(_close(yours, right) for _, _, yours, right in usable):
             continue
         for key, mistake in exercise.mistakes.items():
-            if all(_close(yours, mistake.wrong(*arguments.values())) for _, arguments, yours, _ in usable):
+            wrong = (_outcome(exercise, mistake.wrong(*a.values()), a) for _, a, _, _ in usable)
+            if all(_close(entry[2], numbers) for entry, numbers in zip(usable, wrong)):
                 name, _, yours, right = next(entry for entry in usable if not _close(entry[2], entry[3]))
-                index = _worst(yours, right)
+                index = _worst(exercise, yours, right)
                 where, number = exercise.place(name, *index), f"{yours[index].item():.3f}"
                 return key, mistake.seen.format(place=where, yours=number), mistake.question
     return None
@@ -265,7 +279,7 @@ def _unknown_mistake(exercise, entry):
         where = exercise.place(name, *index)
         return ("not_finite", f"Your result is {yours[index].item()} {where}, in the case '{name}'.",
                 "Which number on the way there is too large, or a 0 whose logarithm you take?")
-    index = _worst(yours, right)
+    index = _worst(exercise, yours, right)
     side = "too high" if yours[index] > right[index] else "too low"
     share = int((~torch.isclose(yours, right, rtol=1e-4, atol=1e-4)).sum())
     where = f"{exercise.place(name, *index)}: {yours[index].item():.3f} is {side}"
@@ -274,8 +288,10 @@ def _unknown_mistake(exercise, entry):
             "Work that one number out by hand: at which step do you and your code part?")
 
 
-def _worst(yours, right):
+def _worst(exercise, yours, right):
     gap = (yours - right).abs().nan_to_num(nan=torch.inf)
+    if exercise.gradient and gap[0] > 1e-4:
+        return (0,)  # a wrong number explains its gradient
     return tuple(int(i) for i in torch.unravel_index(gap.argmax(), gap.shape))
 
 

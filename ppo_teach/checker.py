@@ -26,7 +26,7 @@ class Verdict:
     """What a checker found; the last line of a cell displays it.
 
     `ok`; `attempted`, False for an untouched stub; `mistake`, a short id or None; `message`, in words.
-    Taught in: notebooks/04_how_far.ipynb
+    Taught in: notebooks/01_language_model_as_policy.ipynb
     """
 
     ok: bool
@@ -267,7 +267,7 @@ def _known_mistake(exercise, found):
             if all(_close(entry[2], numbers) for entry, numbers in zip(usable, wrong)):
                 name, _, yours, right = next(entry for entry in usable if not _close(entry[2], entry[3]))
                 index = _worst(exercise, yours, right)
-                where, number = exercise.place(name, *index), f"{yours[index].item():.3f}"
+                where, number = exercise.place(name, *index), _number(yours[index].item(), exercise)
                 return key, mistake.seen.format(place=where, yours=number), mistake.question
     return None
 
@@ -286,6 +286,10 @@ def _unknown_mistake(exercise, entry):
     return ("unknown", f"In the case '{name}', {share} of {yours.numel()} numbers are off. "
             f"The largest difference is {where}.",
             "Work that one number out by hand: at which step do you and your code part?")
+
+
+def _number(value, exercise):
+    return f"{value:.0f}" if exercise.integers and value == round(value) else f"{value:.3f}"
 
 
 def _worst(exercise, yours, right):

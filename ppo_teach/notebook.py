@@ -9,6 +9,7 @@ import html
 import inspect
 import io
 import json
+import math
 import random
 import re
 import struct
@@ -119,6 +120,16 @@ def compare(name: str, by_hand, reference, digits: int = 6) -> Agreement:
     if ours.size <= 8:
         print(f"  by hand  {_written(ours, min(digits, 4))}\n  expected {_written(theirs, min(digits, 4))}")
     return Agreement(power >= max(digits // 2, 1))
+
+
+def check(what: str, value: float, at_least: float = -math.inf, at_most: float = math.inf) -> None:
+    """Say that a measured number is within its bounds, without the number: a long run differs from machine to machine.
+
+    Errors: AssertionError with the number when it is outside.
+    """
+    assert at_least <= value <= at_most, f"{what}: {value:.4g} is not in [{at_least:g}, {at_most:g}]"
+    low, high = f"{at_least:g} <= " * (at_least > -math.inf), f" <= {at_most:g}" * (at_most < math.inf)
+    print(f"ok: {low}{what}{high}")
 
 
 def show_figure(fig, caption: str, alt: str) -> None:

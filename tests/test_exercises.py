@@ -26,7 +26,7 @@ def test_a_planted_mistake_is_named_and_no_other(name, key):
     verdict = check(exercise, exercise.mistakes[key].wrong)
     assert (verdict.ok, verdict.attempted, verdict.mistake) == (False, True, key)
     assert verdict.message.splitlines()[1] == exercise.mistakes[key].question
-    assert re.search(r"-?\d+\.\d{3}|-inf", verdict.message), "the number that was seen"
+    assert re.search(r"-?\d+\.\d{3}|-inf" + r"|\d" * exercise.integers, verdict.message), "the number that was seen"
 
 
 @EACH

@@ -289,6 +289,32 @@ def plot_plane(lines, points=None, *, title, ylabel="mean reward"):
     return figure
 
 
+def plot_histograms(groups, *, title, xlabel, bins=30):
+    """How often each value occurs, for two groups over the same bins, each with its mean.
+
+    Args: groups, dict label -> (numbers [N], meaning), meaning a key of COLORS. Returns: Figure.
+    Raises: ValueError for an empty group.
+    Taught in: notebooks/02_rewards.ipynb
+    """
+    groups = {key: (_series(key, values), meaning) for key, (values, meaning) in groups.items()}
+    figure, axes = new_figure()
+    ax, edges = axes[0, 0], np.histogram_bin_edges(np.concatenate([v for v, _ in groups.values()]), bins)
+    middle = np.mean([values.mean() for values, _ in groups.values()])
+    for place, (key, (values, meaning)) in enumerate(groups.items()):
+        style = dict(color=COLORS[meaning], linestyle=_dashes(_EXTRA_DASHES[0] if place else DASHES[meaning], 2))
+        ax.hist(values, edges, histtype="step", linewidth=2, **style)
+        ax.axvline(values.mean(), linewidth=1.2, **style)
+        words = f"{key}\nmean {values.mean():.2f}".replace("-", "\N{MINUS SIGN}")
+        side = dict(ha="right", xytext=(-5, 0)) if values.mean() < middle else dict(ha="left", xytext=(5, 0))
+        ax.annotate(words, (values.mean(), 0.98), xycoords=("data", "axes fraction"), textcoords="offset points",
+                    va="top", color=TEXT_COLORS[meaning], fontsize=FONT - 1, **side)  # fmt: skip
+    ax.margins(y=0.4)
+    ax.set_xlabel(xlabel, fontsize=FONT)
+    ax.set_ylabel("count", fontsize=FONT)
+    _title(ax, title)
+    return figure
+
+
 def plot_token_strip(tokens, values, meaning, *, title, ylabel, mask=None):
     """One bar a token, with the token written under it.
 
@@ -337,7 +363,7 @@ def plot_heat_maps(tables, rows, columns, meaning="policy", *, title, xlabel, yl
     for ax, (key, table) in zip(axes[0], tables.items()):
         ax.imshow(table, cmap=shades, vmin=0, vmax=top, aspect="auto")
         for (row, column), value in np.ndenumerate(table):
-            ink = "white" if value > 0.5 * top else COLORS["black"]
+            ink = "white" if value > 0.8 * top else COLORS["black"]
             number = f"{value:.1f}" if value else "0"
             ax.text(column, row, number, ha="center", va="center", fontsize=FONT - 2, color=ink)
         ax.set_xticks(range(len(columns)), columns, rotation=35, ha="right", rotation_mode="anchor")

@@ -5,6 +5,7 @@ All it needs is passed in or made inside: no notebook variable can break it. One
 """
 
 from .clipping import clip_explorer
+from .gae import gae_explorer
 from .how_far import frontier_explorer
 from .kl import kl_explorer
 from .policy import sampling_explorer

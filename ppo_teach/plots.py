@@ -434,3 +434,39 @@ def plot_loop():
     arrow((column[1], bottom + height / 2), (column[0] + 10, top), curve=-0.3)
     ax.text(11, 12, "next update:\nsample again, with\nthe new policy", va="top", **note)
     return figure
+
+
+def plot_ablations(rows, *, title, baseline="baseline", value="share", xlabel="share of the possible gain"):
+    """One change at a time: every seed as a point, the mean and its standard error as a bar, best on top.
+
+    Args: rows, dicts with "name" and `value`, one a run; the mean of `baseline` is the dashed line. Points far below
+    the rest are drawn at the left edge, with their number.
+    Errors: ValueError when there are no rows, or none of the baseline.
+    """
+    table = {}
+    for row in rows:
+        table.setdefault(row["name"], []).append(row[value])
+    if baseline not in table:
+        raise ValueError(f"rows must hold runs named {baseline!r}, got {sorted(table)}")
+    table = {name: np.array(values) for name, values in sorted(table.items(), key=lambda item: np.mean(item[1]))}
+    edge = 0.85 * table[baseline].mean()
+    fig, axes = new_figure(size=(8.5, 0.9 + 0.27 * len(table)))
+    ax = axes[0, 0]
+    for y, (name, values) in enumerate(table.items()):
+        color = TEXT_COLORS["policy" if name == baseline else "black"]
+        ax.plot(np.maximum(values, edge), np.full(len(values), y), "o", markersize=4, color=color, alpha=0.35)
+        mean, error = values.mean(), values.std(ddof=1) / len(values) ** 0.5 if len(values) > 1 else 0.0
+        if mean > edge:
+            ax.errorbar(mean, y, xerr=error, fmt="D", markersize=6, color=color, capsize=3)
+        else:
+            ax.annotate(f"mean {mean:.2f}".replace("-", "−"), (edge, y), xytext=(110, 0), textcoords="offset points",
+                        va="center", fontsize=FONT - 2)  # fmt: skip
+        far = ", ".join(f"{value:.2f}".replace("-", "−") for value in values[values < edge])
+        if far:
+            ax.annotate(f"◂ {far}", (edge, y), xytext=(6, 0), textcoords="offset points", va="center", fontsize=FONT - 2)
+    ax.axvline(table[baseline].mean(), color=TEXT_COLORS["policy"], linewidth=1, linestyle=(0, (4, 3)))
+    ax.set_yticks(range(len(table)), table, fontsize=FONT - 1)
+    ax.set_xlim(edge - 0.01, 1.005)
+    ax.set_xlabel(xlabel, fontsize=FONT)
+    _title(ax, title, width=70)
+    return fig

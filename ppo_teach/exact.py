@@ -134,8 +134,9 @@ def exact_values(policy, prompt_ids, world, *, response_ids=None, **objective):
     Returns: [B, T], V before each token of the given responses, 0 at padding; without response_ids the tree.
     Taught in: notebooks/05_gae.ipynb
     """
+    prompt_ids, row = (prompt_ids, None) if response_ids is None else _rows(policy, prompt_ids, world)
     values, _ = evaluate_policy(policy, prompt_ids, world, **objective)
-    return values if response_ids is None else _along(values, response_ids, world)
+    return values if response_ids is None else _along(values, row, response_ids, world)
 
 
 @torch.no_grad()
@@ -146,9 +147,37 @@ def exact_advantages(policy, prompt_ids, world, *, response_ids=None, **objectiv
     Returns: [B, T], of each token of the given responses; without response_ids the tree [B, K^t, V].
     Taught in: notebooks/05_gae.ipynb
     """
+    prompt_ids, row = (prompt_ids, None) if response_ids is None else _rows(policy, prompt_ids, world)
     values, action_values = evaluate_policy(policy, prompt_ids, world, **objective)
     advantages = [Q - V.unsqueeze(-1) for Q, V in zip(action_values, values, strict=True)]
-    return advantages if response_ids is None else _along(advantages, response_ids, world)
+    return advantages if response_ids is None else _along(advantages, row, response_ids, world)
+
+
+@torch.no_grad()
+def bias_and_spread(estimates, truth, probabilities, prompt_ids, response_ids, world):
+    """How far advantage estimates are from the truth on average, and how much they scatter; no sampling error.
+
+    e = Â - A;  bias² = mean of (E[e|s,a] - E[e|s])²;  spread² = mean of e² - bias²
+
+    E[e|s] shifts all tokens of a state alike, which prefers none of them: it is noise, not bias.
+
+    Args: every response there is, with its probability [B] and its estimates and exact advantages [B, T]; the
+        means are over real tokens. Returns: bias, spread (floats, in units of the reward).
+    Taught in: notebooks/05_gae.ipynb
+    """
+    error, mask = (estimates - truth).double(), response_mask(response_ids, world.eos_id)
+    weights, V = probabilities.double().unsqueeze(1) * mask, world.vocab_size
+
+    def mean_over(state, t):  # of the error, over all responses that go through a state
+        total, weighed = (torch.bincount(state, w) for w in (weights[:, t], weights[:, t] * error[:, t]))
+        return (weighed / total.clamp(min=1e-300))[state]
+
+    state, bias, every = prompt_ids[:, -1], 0.0, (weights * error**2).sum()
+    for t in range(response_ids.shape[1]):
+        after = V * state + response_ids[:, t]  # numbers each prompt with the words so far
+        bias = bias + (weights[:, t] * (mean_over(after, t) - mean_over(state, t)) ** 2).sum()
+        state = after
+    return float((bias / weights.sum()).sqrt()), float(((every - bias).clamp(min=0) / weights.sum()).sqrt())
 
 
 def exact_policy_gradient(policy, prompt_ids, world, **objective):
@@ -395,17 +424,24 @@ def best_of_n_log_probs(log_probs, scores, n):
     return torch.stack(best).log()
 
 
-def _along(tree, response_ids, world):
+def _rows(policy, prompt_ids, world):
+    """Each prompt once, and where each row's stands; a policy given as a tree has its own rows."""
+    if isinstance(policy, list):
+        return prompt_ids, torch.arange(len(prompt_ids))
+    return _distinct_prompts(prompt_ids, world)
+
+
+def _along(tree, row, response_ids, world):
     """A tree read along one response per row: [B, T]; with actions, the entry of the token chosen."""
     check_token_ids("response_ids", response_ids, world.vocab_size)
     flat, (B, T) = torch.cat(tree, dim=1), response_ids.shape
-    if B != len(flat) or T > world.max_new_tokens:
-        expected = f"[{len(flat)}, at most {world.max_new_tokens}]"
+    if B != len(row) or T > world.max_new_tokens:
+        expected = f"[{len(row)}, at most {world.max_new_tokens}]"
         raise ValueError(f"response_ids must have shape {expected}, got {(B, T)}")
     states = [torch.zeros(B, dtype=torch.long)]  # numbered depth by depth: word w leads from i to K i + w
     for token in response_ids[:, :-1].T:
         states.append(((world.vocab_size - 1) * states[-1] + token).clamp(max=flat.shape[1] - 1))
-    read = flat[torch.arange(B).unsqueeze(1), torch.stack(states, dim=1)]
+    read = flat[row.unsqueeze(1), torch.stack(states, dim=1)]
     if read.dim() == 3:
         read = read.gather(-1, response_ids.unsqueeze(-1)).squeeze(-1)
     return read.masked_fill(~response_mask(response_ids, world.eos_id), 0.0)

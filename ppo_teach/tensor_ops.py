@@ -138,7 +138,7 @@ def masked_whiten(x, mask=None, keep_mean=False, eps=1e-8):
 
     Args: x [B, T]; mask [B, T], 1 = real token. Raises: ValueError when the shapes differ.
     Source: Ziegler et al. 2019 whiten per batch; the population form follows their released code.
-    Taught in: notebooks/07_training_step.ipynb
+    Taught in: notebooks/05_gae.ipynb
     """
     mask = as_mask(mask, x)
     check_number("eps", eps, low=0.0)
@@ -216,7 +216,7 @@ def response_values(values, response_length):
 
     Args: values [B, P+T]; response_length T. Returns: [B, T].
     Raises: ValueError unless 1 <= T < P+T.
-    Taught in: notebooks/01_language_model_as_policy.ipynb
+    Taught in: notebooks/05_gae.ipynb
     """
     if values.dim() != 2:
         raise ValueError(f"values must have shape [B, P+T], got {tuple(values.shape)}")

@@ -16,6 +16,7 @@ from .run import training_lab
 __all__ = [
     "clip_explorer",
     "frontier_explorer",
+    "gae_explorer",
     "kl_explorer",
     "reward_model_explorer",
     "sampling_explorer",

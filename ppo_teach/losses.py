@@ -52,7 +52,7 @@ def value_loss(values, returns, mask=None, values_old=None, value_clip_epsilon=N
     Args: values, returns, mask, values_old [B, T]; value_clip_epsilon ε_V > 0 or None (plain). Returns: scalar.
     Raises: ValueError for shapes that differ, or ε_V without values_old.
     Source: clipped form as in Ziegler et al. 2019 (which has the 1/2); the chapter's plain MSE has none.
-    Taught in: notebooks/07_training_step.ipynb
+    Taught in: notebooks/06_clipping.ipynb
     """
     check_same_shape(values=values, returns=returns, values_old=values_old)
     mask = as_mask(mask, values)

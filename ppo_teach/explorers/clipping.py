@@ -55,7 +55,10 @@ def objective_and_slope(ratio, advantage, clip_epsilon):
 
 
 def has_no_gradient(log_probs_new, log_probs_old, advantages, clip_epsilon, mask):
-    """Which real tokens the clip cuts off from the loss, asked of the loss itself: [B, T] bool."""
+    """Which real tokens the clip cuts off from the loss, asked of the loss itself: [B, T] bool.
+
+    Taught in: notebooks/06_clipping.ipynb
+    """
     new = log_probs_new.clone().requires_grad_()
     clipped_policy_loss(new, log_probs_old, advantages, clip_epsilon, mask).backward()
     return (new.grad == 0) & (advantages != 0) & mask
@@ -106,7 +109,7 @@ def clip_explorer(*, clip_epsilon=0.2, ratio=1.5, advantage=1.0, epochs=4, world
         Slider("epochs", "K", range(1, MAX_EPOCHS + 1), epochs, label="epochs"),
     ]
     trainer = PPOTrainer(ReviewWorld() if world is None else world, PPOConfig(), seed=seed)
-    rollout, bins = trainer.sample(), np.linspace(-np.log(EDGE), np.log(EDGE), 42)
+    rollout, bins = trainer.sample(), np.linspace(-np.log(EDGE), np.log(EDGE), 62)
     runs = {epsilon: reuse_batch(trainer, rollout, epsilon) for epsilon in EPSILONS}
 
     def measured(clip_epsilon, epochs):
@@ -125,8 +128,8 @@ def clip_explorer(*, clip_epsilon=0.2, ratio=1.5, advantage=1.0, epochs=4, world
     marks = [
         band("clip_band", lambda clip_epsilon: np.log(max(1 - clip_epsilon, np.exp(low))),
              lambda clip_epsilon: np.log(1 + clip_epsilon), panel=2, alpha=0.08, label="band 1 ± ε"),
-        bars("free", batch["free"], "policy", x=places, panel=2, width=0.1, label="tokens with a gradient"),
-        bars("blocked", batch["all"], "black", x=places, base=batch["free"], panel=2, width=0.1, hatch="/",
+        bars("free", batch["free"], "policy", x=places, panel=2, width=0.068, label="tokens with a gradient"),
+        bars("blocked", batch["all"], "black", x=places, base=batch["free"], panel=2, width=0.068, hatch="/",
              label="blocked by the clip"),
         guide("largest_ratio", np.log(batch["largest"]).clip(None, bins[-1]), panel=2, label="largest"),
     ]  # fmt: skip

@@ -28,6 +28,7 @@ def causal_mask(length, attention_mask=None, device=None):
     """Which positions may be read: bool [L, L], or [B, L, L] with an attention mask; True = may be read.
 
     Position i reads 0 ... i, and never a padded position (a padded row reads itself, to stay finite).
+    Taught in: notebooks/01_language_model_as_policy.ipynb
     """
     allowed = torch.ones(length, length, dtype=torch.bool, device=device).tril()
     if attention_mask is None:
@@ -74,7 +75,7 @@ def attend(query, key, value, bias):
 
     Args: query [B, Lq, H, d], key, value [B, L, H, d]; bias [Lq, L] or [B, 1, Lq, L], 0 = may be read, -inf = not.
     Returns: [B, Lq, H·d]. Written out because at 24 positions it is faster than PyTorch's fused kernel.
-    Source: Vaswani et al. 2017, eq. 1. Taught in: notebooks/01_language_model_as_policy.ipynb
+    Source: Vaswani et al. 2017, eq. 1.
     """
     query, key, value = (x.transpose(1, 2) for x in (query, key, value))  # [B, H, L, d]
     scores = (query * query.shape[-1] ** -0.5) @ key.transpose(2, 3) + bias

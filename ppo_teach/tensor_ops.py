@@ -265,7 +265,6 @@ def position_ids(attention_mask):
     """Position of each token, counting real tokens only, so that left padding never moves a token.
 
     Args: attention_mask [B, L], 1 = real token. Returns: [B, L] integers; 0 at padding in front.
-    Taught in: notebooks/01_language_model_as_policy.ipynb
     """
     return ((attention_mask != 0).long().cumsum(1) - 1).clamp(min=0)
 

@@ -208,7 +208,7 @@ TRAINING_STEP = Exercise(
         "Stages 3 and 4 only need what is frozen: log_probs_old, log_probs_ref, values_old. What is new enters "
         "in stage 5: log_probs_new in the policy loss, values_new in the value loss.",
         "`shape_rewards` gives two things, `gae` gives two things; `masked_whiten` is for the advantages only, "
-        "after the returns are made. Give the mask to every one of them. The total is equation 7.1.",
+        "after the returns are made. Give the mask to every one of them. The total is equation 7.3.",
     ),
     source=(shaped_advantages, minibatch_loss),
     done="The loss and its gradient agree with the package in all four cases, pads and later epochs included.",

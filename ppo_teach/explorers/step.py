@@ -111,7 +111,7 @@ def step_explorer(world=None, policy=None, rollout=None, config=None):
         Slider("tensor", "", names, "advantages", label="tensor below"),
     ]
     columns, rows, foot = np.arange(T), -1.0 - np.arange(len(names)), -1.0 - len(names)
-    low, high = min(a.min() for a in arrays.values()), max(a.max() for a in arrays.values())
+    low, high = float(min(a.min() for a in arrays.values())), float(max(a.max() for a in arrays.values()))
 
     def shown(tensor, review, steps):
         return arrays[tensor][steps, review - 1]

@@ -33,56 +33,43 @@ KL_ESTIMATE = Exercise(
     number="3.1", name="kl_estimate", solution=kl_estimate, cases=_estimator_cases, shapes="[B, T]",
     place=lambda case, b, t: f"at token {t} of response {b}",
     mistakes={
-        "swapped": Mistake(
-            lambda lp, ref, k: kl_estimate(ref, lp, k),
+        "swapped": Mistake(lambda lp, ref, k: kl_estimate(ref, lp, k),
             "Policy and reference have changed places: {place} you say {yours}.",
             "The policy drew these tokens. Whose log-probability should count with a plus?"),
-        "k1_negative": Mistake(
-            _instead(k1=lambda l: -l),
+        "k1_negative": Mistake(_instead(k1=lambda l: -l),
             "Your k1 has the other sign: {place} you say {yours}.",
             "As a cost in the reward, would yours charge for drifting away, or pay for it?"),
-        "k3_upside_down": Mistake(
-            _instead(k3=lambda l: l.expm1() - l),
+        "k3_upside_down": Mistake(_instead(k3=lambda l: l.expm1() - l),
             "Your k3 has its ratio upside down: {place} you say {yours}.",
             "Its mean under the policy should be the KL. Is the mean of your exponential 1?"),
-        "k3_mixed_signs": Mistake(
-            _instead(k3=lambda l: l.expm1() + l),
+        "k3_mixed_signs": Mistake(_instead(k3=lambda l: l.expm1() + l),
             "Your k3 can be negative: {place} you say {yours}.",
             "Draw exp and a straight line that touches it at 0. On which side must the line lie?"),
-        "k3_one_missing": Mistake(
-            _instead(k3=lambda l: (-l).exp() + l),
+        "k3_one_missing": Mistake(_instead(k3=lambda l: (-l).exp() + l),
             "Your k3 is not 0 where both policies agree: {place} you say {yours}.",
             "What is the exponential of 0?"),
-        "k3_without_l": Mistake(
-            _instead(k3=lambda l: (-l).expm1()),
+        "k3_without_l": Mistake(_instead(k3=lambda l: (-l).expm1()),
             "Your k3 has mean 0 for every policy: {place} you say {yours}.",
             "The exponential part adds no bias. Which part carries the KL?"),
-        "k2_without_half": Mistake(
-            _instead(k2=lambda l: l**2),
+        "k2_without_half": Mistake(_instead(k2=lambda l: l**2),
             "Your k2 is twice too large: {place} you say {yours}.",
             "Which factor stands before l² in a Taylor series of the exponential?"),
-        "k2_not_squared": Mistake(
-            _instead(k2=lambda l: l / 2),
+        "k2_not_squared": Mistake(_instead(k2=lambda l: l / 2),
             "Your k2 keeps the sign of l: {place} you say {yours}.",
-            "Can equation 3.3's second estimate be negative?"),
-        "k1_absolute": Mistake(
-            _instead(k1=lambda l: l.abs()),
+            "Can equation 3.2's second estimate be negative?"),
+        "k1_absolute": Mistake(_instead(k1=lambda l: l.abs()),
             "Your k1 is never negative: {place} you say {yours}.",
             "What becomes of the mean when the negative samples may not cancel the others?"),
-        "k1_clamped": Mistake(
-            _instead(k1=lambda l: l.clamp(min=0)),
+        "k1_clamped": Mistake(_instead(k1=lambda l: l.clamp(min=0)),
             "Your k1 is cut off at 0: {place} you say {yours}.",
             "A KL is not negative. Does that hold for each sample of it?"),
-        "always_k1": Mistake(
-            lambda lp, ref, k: lp - ref,
+        "always_k1": Mistake(lambda lp, ref, k: lp - ref,
             "Your function gives k1 whatever is asked: {place} you say {yours}.",
             "Where does `estimator` enter?"),
-        "weighted": Mistake(
-            lambda lp, ref, k: lp.exp() * kl_estimate(lp, ref, k),
+        "weighted": Mistake(lambda lp, ref, k: lp.exp() * kl_estimate(lp, ref, k),
             "You weigh each token by its probability: {place} you say {yours}.",
             "The tokens were sampled. How often does a likely token turn up already?"),
-        "probabilities": Mistake(
-            lambda lp, ref, k: kl_estimate(lp.exp(), ref.exp(), k),
+        "probabilities": Mistake(lambda lp, ref, k: kl_estimate(lp.exp(), ref.exp(), k),
             "You compare probabilities, not their logarithms: {place} you say {yours}.",
             "What do the names of the arguments say they hold?"),
     },
@@ -151,64 +138,49 @@ SHAPE_REWARDS = Exercise(
     number="3.2", name="shape_rewards", solution=lambda *a: shape_rewards(*a)[0], cases=_shaped_cases,
     shapes="[B, T]", place=lambda case, b, t: f"at token {t} of response {b} (case '{case}')",
     mistakes={
-        "sign": Mistake(
-            _variant(sign=1),
+        "sign": Mistake(_variant(sign=1),
             "Your KL term pays for leaving the reference: {yours} {place}.",
             "A token that the policy has made likelier should earn more or less for it?"),
-        "last_column": Mistake(
-            _variant(scores=_last_column),
+        "last_column": Mistake(_variant(scores=_last_column),
             "Your score stands in the last column, padding or not: {yours} {place}.",
             "Which token of a short response is its last real one?"),
-        "every_token": Mistake(
-            _variant(scores=lambda R, mask: R.unsqueeze(1) * mask),
+        "every_token": Mistake(_variant(scores=lambda R, mask: R.unsqueeze(1) * mask),
             "Every token gets the whole score: {yours} {place}.",
             "How often is one response scored?"),
-        "first_token": Mistake(
-            _variant(scores=_first),
+        "first_token": Mistake(_variant(scores=_first),
             "Your score comes with the first token: {yours} {place}.",
             "When does the reward model see the complete response?"),
-        "after_end": Mistake(
-            _variant(scores=_after_end),
+        "after_end": Mistake(_variant(scores=_after_end),
             "Your score comes one place after the end: {yours} {place}.",
             "Count from 0: at which index is the last token of a response with three?"),
-        "same_place": Mistake(
-            _variant(scores=_at_first_length),
+        "same_place": Mistake(_variant(scores=_at_first_length),
             "All rows get their score at the same column: {yours} {place}.",
             "Do all responses end at the same token?"),
-        "spread": Mistake(
-            _variant(scores=lambda R, mask: R.unsqueeze(1) * mask / mask.sum(1, keepdim=True)),
+        "spread": Mistake(_variant(scores=lambda R, mask: R.unsqueeze(1) * mask / mask.sum(1, keepdim=True)),
             "You spread the score over the tokens: {yours} {place}.",
             "Notebook 05 is about who deserves it. What is known before that?"),
-        "score_missing": Mistake(
-            _variant(scores=lambda R, mask: 0 * mask),
+        "score_missing": Mistake(_variant(scores=lambda R, mask: 0 * mask),
             "The score is nowhere in your rewards: {yours} {place}.",
             "What is the policy to earn besides the cost?"),
-        "padding": Mistake(
-            _variant(padding=1.0),
+        "padding": Mistake(_variant(padding=1.0),
             "Padding pays for KL: {yours} {place}.",
             "Did the policy choose that token?"),
-        "beta_missing": Mistake(
-            lambda R, lp, ref, beta, mask: _variant()(R, lp, ref, 1.0, mask),
+        "beta_missing": Mistake(lambda R, lp, ref, beta, mask: _variant()(R, lp, ref, 1.0, mask),
             "Your rewards are the same for every β: {yours} {place}.",
             "Where does the price of a nat come in?"),
-        "beta_on_both": Mistake(
-            lambda R, lp, ref, beta, mask: _variant()(beta * R, lp, ref, beta, mask),
+        "beta_on_both": Mistake(lambda R, lp, ref, beta, mask: _variant()(beta * R, lp, ref, beta, mask),
             "β multiplies the score as well: {yours} {place}.",
             "What is β the price of?"),
-        "sum_at_end": Mistake(
-            _variant(kl=_at_end),
+        "sum_at_end": Mistake(_variant(kl=_at_end),
             "You charge the whole response's KL at its last token: {yours} {place}.",
             "The sum is right. Which token caused which part of it?"),
-        "mean_kl": Mistake(
-            _variant(kl=lambda l, mask: masked_mean(l, mask, dim=1).unsqueeze(1).expand_as(l)),
+        "mean_kl": Mistake(_variant(kl=lambda l, mask: masked_mean(l, mask, dim=1).unsqueeze(1).expand_as(l)),
             "Every token of a response pays the same: {yours} {place}.",
             "Which tokens did the policy change most?"),
-        "absolute": Mistake(
-            _variant(kl=lambda l, mask: l.abs()),
+        "absolute": Mistake(_variant(kl=lambda l, mask: l.abs()),
             "No token of yours ever gets anything back: {yours} {place}.",
             "What should a token earn that the policy has made rarer than the reference?"),
-        "k3": Mistake(
-            _variant(kl=lambda l, mask: kl_estimate(l, 0 * l, "k3")),
+        "k3": Mistake(_variant(kl=lambda l, mask: kl_estimate(l, 0 * l, "k3")),
             "Your cost is never negative, as if it were k3: {yours} {place}.",
             "With which estimator do the costs add up to log π - log π_ref of the response?"),
     },
@@ -261,56 +233,43 @@ KL_CONTROLLER = Exercise(
     },
     place=lambda case, i: f"after update {i} (case '{case}')",
     mistakes={
-        "not_clipped": Mistake(
-            _update(low=-FAR, high=FAR),
+        "not_clipped": Mistake(_update(low=-FAR, high=FAR),
             "One wild batch moves your price without limit: {yours} {place}.",
             "How large may the relative error become at most?"),
-        "clipped_above_only": Mistake(
-            _update(low=-FAR),
+        "clipped_above_only": Mistake(_update(low=-FAR),
             "A KL far below the target moves your price too much: {yours} {place}.",
             "The error is limited on how many sides?"),
-        "clipped_below_only": Mistake(
-            _update(high=FAR),
+        "clipped_below_only": Mistake(_update(high=FAR),
             "A KL far above the target moves your price too much: {yours} {place}.",
             "The error is limited on how many sides?"),
-        "sign": Mistake(
-            _update(error=lambda kl, target: 1 - kl / target),
+        "sign": Mistake(_update(error=lambda kl, target: 1 - kl / target),
             "Your price moves the wrong way: {yours} {place}.",
             "The policy has gone too far. Should a nat become dearer or cheaper?"),
-        "one_forgotten": Mistake(
-            _update(error=lambda kl, target: kl / target),
+        "one_forgotten": Mistake(_update(error=lambda kl, target: kl / target),
             "Your price still rises when the KL is on target: {yours} {place}.",
             "Which error does a KL equal to the target have?"),
-        "not_relative": Mistake(
-            _update(error=lambda kl, target: kl - target),
+        "not_relative": Mistake(_update(error=lambda kl, target: kl - target),
             "Your error is counted in nats: {yours} {place}.",
             "Half a nat too much: is that the same for a target of 1 and for one of 10?"),
-        "clip_width": Mistake(
-            _update(low=-1, high=1),
+        "clip_width": Mistake(_update(low=-1, high=1),
             "Your error may reach 1: {yours} {place}.",
-            "Which limits does equation 3.5 name?"),
-        "steps_forgotten": Mistake(
-            _update(factor=lambda e, n, h: 1 + e / h),
+            "Which limits does equation 3.4 name?"),
+        "steps_forgotten": Mistake(_update(factor=lambda e, n, h: 1 + e / h),
             "Your price does not depend on how many responses were measured: {yours} {place}.",
             "Horizon is counted in responses. How many of them is one update?"),
-        "horizon_forgotten": Mistake(
-            _update(factor=lambda e, n, h: 1 + e),
+        "horizon_forgotten": Mistake(_update(factor=lambda e, n, h: 1 + e),
             "Your price does not depend on the horizon: {yours} {place}.",
             "Which share of the horizon is one update?"),
-        "share_upside_down": Mistake(
-            _update(factor=lambda e, n, h: 1 + e * h / n),
+        "share_upside_down": Mistake(_update(factor=lambda e, n, h: 1 + e * h / n),
             "A longer horizon makes your price move faster: {yours} {place}.",
             "Which of n and horizon should be below the line?"),
-        "factor_without_one": Mistake(
-            _update(factor=lambda e, n, h: e * n / h),
+        "factor_without_one": Mistake(_update(factor=lambda e, n, h: e * n / h),
             "Your price falls to almost nothing: {yours} {place}.",
             "By which factor should the price change when the error is 0?"),
-        "always_from_start": Mistake(
-            _update(compound=False),
+        "always_from_start": Mistake(_update(compound=False),
             "Each of your prices starts again from the first one: {yours} {place}.",
             "Which price is in force when the second KL is measured?"),
-        "added": Mistake(
-            _update(add=True),
+        "added": Mistake(_update(add=True),
             "You add the change instead of multiplying: {yours} {place}.",
             "What should happen to a price of 0.01, and to one of 10, at the same error?"),
     },

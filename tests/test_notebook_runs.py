@@ -84,7 +84,8 @@ def words_of(cell):
     if "nbval-ignore-output" in cell.metadata.get("tags", ()):
         return ""
     texts = [o.get("text", "") or o.get("data", {}).get("text/plain", "") for o in cell.outputs]
-    return "\n".join(text.strip("\n") for text in texts)  # a stream may arrive in several pieces
+    # a stream may arrive in several pieces, and one of them may be the end of a line
+    return "\n".join(text.strip("\n") for text in texts if text.strip("\n"))
 
 
 @by_notebook

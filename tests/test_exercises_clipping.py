@@ -61,6 +61,11 @@ def test_a_wrong_gradient_alone_is_a_known_mistake():
     assert check_clipped_policy_loss(wrong).mistake == "old_attached"
 
 
+@pytest.mark.parametrize("key", [key for key in CLIPPED_LOSS.mistakes if not key.endswith("attached")])
+def test_a_wrong_number_is_named_before_its_gradient(key):
+    assert "for the loss" in check_clipped_policy_loss(CLIPPED_LOSS.mistakes[key].wrong).message
+
+
 def test_a_gradient_exercise_is_one_more_field():
     def cases():
         return {"two": {"x": torch.tensor([1.0, 3.0], requires_grad=True)}}

@@ -83,9 +83,15 @@ def words_of(cell):
     """What a cell says in text form, without what it marks as different from run to run."""
     if "nbval-ignore-output" in cell.metadata.get("tags", ()):
         return ""
-    texts = [o.get("text", "") or o.get("data", {}).get("text/plain", "") for o in cell.outputs]
-    # a stream may arrive in several pieces, and one of them may be the end of a line
-    return "\n".join(text.strip("\n") for text in texts if text.strip("\n"))
+    texts, kind = [], None
+    for output in cell.outputs:
+        text = output.get("text", "") or output.get("data", {}).get("text/plain", "")
+        if kind == output.output_type == "stream":  # a stream may arrive in several pieces
+            texts[-1] += text
+        else:
+            texts.append(text)
+        kind = output.output_type
+    return "\n".join(text.strip("\n") for text in texts)
 
 
 @by_notebook

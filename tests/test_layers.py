@@ -29,7 +29,7 @@ LAYERS = {
     "ppo": 3, "worlds.build": 3, "marks": 3,
     "train": 4, "alternatives": 4, "bugs": 4, "still": 4,
     "plots": 5, "notebook": 5, "canvas": 5, "checker": 5,
-    "live": 5,
+    "live": 5, "lab": 7,
     **{f"explorers.{lesson}": 6 for lesson in LESSONS}, **{f"exercises.{lesson}": 6 for lesson in LESSONS},
 }  # fmt: skip
 HEAVY = (

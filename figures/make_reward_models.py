@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Train ReviewWorld's reward model on few and many pairs, from steady and careless raters, for notebook 02.
 
-    python figures/make_reward_models.py     writes figures/runs/reward_models.json (two minutes on one CPU thread)
+    python figures/make_reward_models.py    writes figures/runs/reward_models.json (minutes on one CPU thread)
 
-Each row is `ReviewWorld().train_reward_model(num_pairs, noise, seed)`, held against pairs and reviews that it has
-not seen. Rows are added as they are measured, so a stopped run goes on where it was; delete the file to measure anew.
+Each row is `ReviewWorld().train_reward_model(num_pairs, noise, seed)`, held against pairs and reviews that it
+has not seen. Rows are added as they are measured, so a stopped run goes on where it was; delete the file to
+measure anew.
 """
 
 import argparse
@@ -32,9 +33,9 @@ def rounded(tensor):
 def measure(world, num_pairs, noise, seed):
     """One row: accuracy and correlation; for one seed also what the pictures need.
 
-    difference, preferred [NUM_BINS]: held-out pairs sorted by the model's score difference (before normalising) and
-    cut into bins of equal size: the mean difference, and how often the raters chose the first. learned
-    [NUM_REVIEWS]: the scores of the reviews in the file's "true".
+    difference, preferred [NUM_BINS]: held-out pairs sorted by the model's score difference (not normalised) and
+    cut into bins of equal size: the mean difference, and how often the raters chose the first.
+    learned [NUM_REVIEWS]: the scores of the reviews in the file's "true".
     """
     model = world.train_reward_model(num_pairs, noise, seed)
     prompt_ids, first, second, chosen = world.sample_pairs(4000, noise, seed=900)
@@ -65,7 +66,7 @@ def main(arguments=None, grid=None):
         if place not in done:
             made["rows"].append(measure(world, *place))
             options.out.write_text(json.dumps(made) + "\n", encoding="utf-8")
-            print({key: value for key, value in made["rows"][-1].items() if not isinstance(value, list)}, flush=True)
+            print(*place, made["rows"][-1]["correlation"], flush=True)
 
 
 if __name__ == "__main__":

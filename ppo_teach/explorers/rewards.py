@@ -10,8 +10,8 @@ from ..marks import Panel, Slider, guide, line, points
 def reward_model_explorer(measured):
     """Number of pairs and rater noise against what the reward model learns from them.
 
-    Left: held-out pairs in ten bins by the model's score difference, and how often the raters chose the first;
-    the line is what Bradley-Terry says. Right: true against learned score of held-out reviews.
+    Left: held-out pairs in ten bins by the model's score difference, and how often the raters chose the
+    first; the line is what Bradley-Terry says. Right: true against learned score of held-out reviews.
 
     Args: measured, what `figures/make_reward_models.py` stored: a dict with `true` and `rows`.
     Returns: Explorer. Raises: ValueError when a place of the grid was not measured.
@@ -25,8 +25,9 @@ def reward_model_explorer(measured):
             pictures[key] = row
     sizes, noises = (sorted({key[axis] for key in found}) for axis in (0, 1))
     if missing := [(n, noise) for n in sizes for noise in noises if (n, noise) not in pictures]:
-        raise ValueError(f"measured must hold a row with scores for every place, missing (pairs, noise): {missing}")
+        raise ValueError(f"measured must hold scores for every place, missing (pairs, noise): {missing}")
     x = np.linspace(-6, 6, 121)
+    curve = torch.sigmoid(torch.from_numpy(x)).numpy()
 
     def of(name):
         return lambda num_pairs, noise: pictures[num_pairs, noise][name]
@@ -36,26 +37,28 @@ def reward_model_explorer(measured):
 
     return Explorer(
         "reward_model_explorer",
-        [Slider("num_pairs", "n", sizes, 1000, label="number of pairs"),
+        [Slider("num_pairs", "n", sizes, 300, label="number of pairs"),
          Slider("noise", "ν", noises, 0.1, label="rater noise: share of coin flips", format="{:.1f}")],
-        [Panel("On the curve, it knows how raters choose", "score of the first − score of the second",
+        [Panel("On the curve, the model knows its raters", "score of the first − score of the second",
                "share of raters that chose the first", (-6, 6), (-0.03, 1.03)),
-         Panel("A thin band: it ranks as the truth does", "true score of a review", "learned score",
+         Panel("A thin band ranks reviews like the truth", "true score of a review", "learned score",
                (-3.4, 3.4), (-2.8, 2.8), zero=True)],
-        [line("bradley_terry", x, torch.sigmoid(torch.from_numpy(x)).numpy(), label="Bradley-Terry", label_at="key"),
+        [line("bradley_terry", x, curve, label="Bradley-Terry", label_at="key"),
          points("raters", of("difference"), of("preferred"), "score", label="held-out pairs, in bins"),
          guide("no_difference", 0.0),
          points("reviews", measured["true"], of("learned"), "score", panel=1, size=6)],
         height=330,
-        words="{num_pairs} pairs, rater noise {noise}: the model foretells {accuracy:.0f}% of choices that it has "
-              "not seen (a coin: 50%). Its scores have a correlation of {correlation:.2f} with the true ones.",
-        readouts={"accuracy": lambda num_pairs, noise: 100 * mean(0)(num_pairs, noise), "correlation": mean(1)},
+        words="{num_pairs} pairs, rater noise {noise}: the model foretells {accuracy:.0f}% of new choices "
+              "(a coin: 50%). The correlation of its scores with the true ones is {correlation:.2f}.",
+        readouts={"accuracy": lambda num_pairs, noise: 100 * mean(0)(num_pairs, noise),
+                  "correlation": mean(1)},
         presets={"A weekend of rating": {"num_pairs": 100, "noise": 0.1},
                  "Many careful raters": {"num_pairs": 3000, "noise": 0.0},
                  "Many careless raters": {"num_pairs": 3000, "noise": 0.4}},
-        caption="Stored runs, measured by figures/make_reward_models.py; dots: one model, numbers: mean of three. "
-                "What do ten times the pairs repair, and what not?",
-        alt="Left: ten dots over the model's score difference, with the S-shaped curve of Bradley and Terry; with "
-            "few pairs they bunch in the middle and are steeper than the curve, with many they spread along it. "
-            "Right: learned over true scores of held-out reviews: a cloud with few pairs, a rising band with many.",
+        caption="Stored runs, measured by figures/make_reward_models.py; dots: one model, numbers: mean of "
+                "three. What do ten times the pairs repair, and what not?",
+        alt="Left: ten dots over the model's score difference, with the S-shaped curve of Bradley and Terry; "
+            "with few pairs they bunch in the middle and are steeper than the curve, with many they spread "
+            "along it. Right: learned over true scores of held-out reviews: a cloud with few pairs, a rising "
+            "band with many.",
     )  # fmt: skip

@@ -3,7 +3,7 @@
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
-from lessons.lesson_04_how_far import RUNS
+from lessons.lesson_04_how_far import RECIPE, RUNS
 
 from ppo_teach import explorers, plots
 from ppo_teach.exact import find_candidates, optimal_policy
@@ -13,7 +13,7 @@ from ppo_teach.worlds import ChainWorld
 
 @pytest.fixture(scope="module")
 def explorer():
-    made = explorers.frontier_explorer(measured=RUNS)
+    made = explorers.frontier_explorer(measured={"PPO": RUNS, "recipe": RECIPE})
     yield made
     made.close()
 
@@ -42,8 +42,10 @@ def test_the_point_is_the_optimum_and_its_line_touches_the_frontier(explorer, or
 def test_no_measured_run_beats_the_frontier(explorer):
     drawn = explorer.drawn()
     order = np.argsort(drawn["frontier_x"])
-    possible = np.interp(drawn["ppo_x"], drawn["frontier_x"][order], drawn["frontier"][order])
-    assert len(drawn["ppo"]) == len(RUNS) == 21 and (drawn["ppo"] <= possible + 1e-3).all()
+    assert len(drawn["ppo"]) == len(RUNS) == 21 and len(drawn["ppo_2"]) == len(RECIPE) == 25
+    for name in ("ppo", "ppo_2"):
+        possible = np.interp(drawn[f"{name}_x"], drawn["frontier_x"][order], drawn["frontier"][order])
+        assert (drawn[name] <= possible + 1e-3).all()
 
 
 def test_the_stored_runs_agree_with_the_oracle(oracle):

@@ -279,7 +279,7 @@ def check_kl_budget(beta, budget=2.0) -> Verdict:
                    "What would a KL that costs nothing, or that is paid for, do to the policy?")  # fmt: skip
     seen = f"At β = {beta:g} the optimum spends {spent(beta):.2f} nats; you have {budget:g}."
     if fits(beta):
-        return say(None, f"{seen} No policy gets more reward within them.", ok=True)
+        return say(None, f"{seen} No policy that spends as little earns more.", ok=True)
     if 0.95 * budget <= beta <= budget:
         return say("budget_as_price", seen, f"Is {beta:g} the number of nats, or the price of one?")
     if fits(1 / beta):

@@ -13,13 +13,13 @@ BETAS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6,
          1, 1.25, 1.5, 1.75, 2, 2.5, 3, 4, 5, 7, 10)  # fmt: skip
 
 
-def frontier_explorer(world=None, reference=None, *, measured=(), prompt=1, kl_coef=0.3, candidates=None):
+def frontier_explorer(world=None, reference=None, *, measured=None, prompt=1, kl_coef=0.3, candidates=None):
     """The KL coefficient β along the exact reward-KL frontier, and the responses that π* prefers there.
 
     Left: the best reward for every KL, the point of π* at the slider's β, and the line of all points that are
     as good as it (slope β). Right: the likeliest responses to one prompt, under reference and π*.
 
-    Args: world, a ChainWorld; reference, its frozen policy; measured, dicts with kl and reward, drawn as dots;
+    Args: world, a ChainWorld; reference, its frozen policy; measured, label -> dicts with kl and reward, drawn as dots;
         prompt, row of world.prompts(); kl_coef, where the slider starts; candidates, if at hand.
     Returns: Explorer. Taught in: notebooks/04_how_far.ipynb
     """
@@ -60,9 +60,10 @@ def frontier_explorer(world=None, reference=None, *, measured=(), prompt=1, kl_c
              values="{:.2f}"),
         text("scores", x, 1.17, found.scores[prompt, top].numpy(), panel=1, format="{:+.1f}", align="center"),
     ]  # fmt: skip
-    if measured:
-        dots = [run["kl"] for run in measured], [run["reward"] for run in measured]
-        marks.insert(2, points("ppo", *dots, "policy", size=7, label="PPO, measured"))
+    for number, (label, runs) in enumerate((measured or {}).items()):
+        dots = [run["kl"] for run in runs], [run["reward"] for run in runs]
+        name = f"ppo_{number + 1}" if number else "ppo"
+        marks.insert(2 + number, points(name, *dots, "policy", size=7 + number, label=label, marker="os^"[number % 3]))
     return Explorer(
         "frontier_explorer", [slider],
         [Panel("Each nat buys less than the last", "KL to the reference, nats per response", "mean reward",

@@ -6,12 +6,13 @@ from ppo_teach.explorers import frontier_explorer
 from . import Case
 
 RUNS = json.loads((Path(__file__).parents[2] / "figures/runs/chain_frontier.json").read_text())["runs"]
+RECIPE = json.loads((Path(__file__).parents[2] / "figures/runs/gain_chain.json").read_text())
 
 EXPLORERS = {
     "frontier_explorer": Case(
-        build=lambda: frontier_explorer(measured=RUNS),
+        build=lambda: frontier_explorer(measured={"PPO": RUNS, "recipe": RECIPE}),
         moves={"kl_coef": ("optimum", "optimum_x", "equally_good", "optimum_probability")},
-        fixed=("frontier", "ppo", "reference", "reference_probability", "scores"),
+        fixed=("frontier", "ppo", "ppo_2", "reference", "reference_probability", "scores"),
     )
 }
 BROWSER = (("kl_coef",), "optimum.y")

@@ -311,7 +311,8 @@ def _copy(value):
 
 def _same(a, b):
     if isinstance(a, torch.Tensor):
-        return isinstance(b, torch.Tensor) and a.shape == b.shape and torch.equal(a, b)
+        return (isinstance(b, torch.Tensor) and a.shape == b.shape
+                and bool(((a == b) | (a.isnan() & b.isnan())).all()))
     if isinstance(a, (list, tuple)):
         return len(a) == len(b) and all(map(_same, a, b))
     return a == b

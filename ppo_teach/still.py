@@ -61,7 +61,7 @@ def _draw_panel(canvas, axes, panel, marks, width):
     for axis in (axes.xaxis, axes.yaxis):
         ticks = panel.ticks(axis.axis_name)
         axis.set_ticks([place for place, _ in ticks], [words for _, words in ticks], fontsize=small)
-        crowded = axis is axes.xaxis and max(len(words) for _, words in ticks) * 9 > width / len(ticks)
+        crowded = axis is axes.xaxis and ticks and max(len(words) for _, words in ticks) * 9 > width / len(ticks)
         axis.set_tick_params(rotation=40 if crowded else 0)
     if panel.zero:
         axes.axhline(0, color=COLORS["black"], linewidth=0.8)

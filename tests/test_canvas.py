@@ -396,3 +396,9 @@ def test_every_meaning_has_a_colour_a_readable_text_and_a_second_cue():
         assert 1.05 / (luminance(color) + 0.05) >= 4.5, meaning
     lines = [(DASHES[m], HATCHES[m], MARKERS[m]) for m in COLORS if m != "black"]
     assert len(set(lines)) == len(lines)
+
+
+def test_a_panel_without_ticks_has_a_picture():
+    panel = Panel("No ticks", "", "", (0, 1), (0, 1), xticks=[], yticks=[])
+    canvas = FrameCanvas("bare", [], [panel], [line("l", [0, 1], [0, 1])], caption="c", alt="a")
+    assert canvas.figure().axes[0].get_xticks().size == 0

@@ -215,3 +215,9 @@ def test_a_new_exercise_is_a_few_lines():
     assert check(double, lambda x: x * x) == Verdict(
         False, True, "square", "You square: 9.000 at 1.\nIs 1 doubled 1?", "Exercise 9.9"
     )
+
+
+def test_an_argument_with_nan_that_stays_as_it_is_was_not_changed():
+    """Garbage under a mask is NaN in some cases; NaN is not equal to itself."""
+    assert checker._same(torch.tensor([1.0, torch.nan]), torch.tensor([1.0, torch.nan]))
+    assert not checker._same(torch.tensor([1.0, torch.nan]), torch.tensor([2.0, torch.nan]))

@@ -120,3 +120,8 @@ def test_the_log_prob_under_the_policy_is_accepted(answer):
 @pytest.mark.parametrize("answer", [None, ...])
 def test_no_number_is_not_attempted(answer):
     assert not check_stored_log_prob(answer).attempted
+
+
+def test_a_zero_taken_for_padding_is_found():
+    """Right wherever 0 pads; wrong where 0 is the EOS."""
+    assert not check_response_mask(lambda ids, eos_id: bool_mask(ids, eos_id) & (ids != 0)).ok

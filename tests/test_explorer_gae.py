@@ -71,6 +71,8 @@ def test_lambda_trades_bias_for_spread(explorer):
 def test_a_discount_biases_even_the_exact_critic(explorer):
     biases = [place(explorer, gamma=gamma, lam=1, quality=1)["mean_bias"][0] for gamma in GAMMAS]
     assert biases[0] > 0.4 and (np.diff(biases) < 0).all() and biases[-1] < 1e-6
+    along = place(explorer, gamma=0.8)["bias"]
+    assert np.ptp(along) < 1e-6, "with the critic that is exact for this γ, λ does not matter"
 
 
 def test_the_words_name_what_is_drawn(explorer):

@@ -301,3 +301,30 @@ def test_what_the_rules_allow(good):
     assert problems(good) == []
     del good.cells[20:]
     assert problems(good, first_form=True) == [] and len(problems(good)) == 2
+
+
+# ---------------------------------------------------------------- each formula is shown once
+
+def shown_in():
+    """Name in `show_source(...)` -> the notebooks that show it."""
+    shown = {}
+    for path in NOTEBOOKS:
+        for cell in read(path).cells:
+            if cell.cell_type == "code":
+                for name in re.findall(r"\bshow_source\(([\w.]+)\)", cell.source):
+                    shown.setdefault(name, []).append(path.stem)
+    return shown
+
+
+def test_no_source_is_shown_twice():
+    assert {name: stems for name, stems in shown_in().items() if len(stems) > 1} == {}
+
+
+@pytest.mark.parametrize("module", ["tensor_ops", "rewards", "advantages", "losses"])
+def test_each_formula_is_shown_where_its_docstring_says(module):
+    shown = shown_in()
+    formulas = [name for name, item in PUBLIC.items() if item.__module__ == f"ppo_teach.{module}"]
+    assert len(formulas) > 2
+    for name in formulas:
+        (stem,) = shown[name]
+        assert f"notebooks/{stem}.ipynb" in inspect.getdoc(PUBLIC[name]).splitlines()[-1], name

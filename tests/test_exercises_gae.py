@@ -82,6 +82,20 @@ def test_two_mistakes_are_one_unknown_one():
     assert check_gae(reward_only).mistake == "unknown"
 
 
+def test_masked_errors_with_an_unmasked_next_value_are_named():
+    """The usual first attempt: δ is masked, V(s_{t+1}) is not."""
+    def attempt(rewards, values, gamma, lam, mask):
+        after = torch.nn.functional.pad(values, (0, 1))[:, 1:]
+        delta, A, rows = (rewards + gamma * after - values) * mask, 0.0, []
+        for t in reversed(range(rewards.shape[1])):
+            A = delta[:, t] + gamma * lam * A
+            rows.insert(0, A)
+        A = torch.stack(rows, dim=1) * mask
+        return A, (A + values) * mask
+
+    assert check_gae(attempt).mistake == "padded_value_behind"
+
+
 def test_a_change_in_place_is_noticed():
     def writes(rewards, values, gamma, lam, mask):
         values[~mask] = 0.0

@@ -33,10 +33,6 @@ def _next(V, last=None):
     return torch.cat([V[:, 1:], torch.zeros_like(V[:, :1]) if last is None else last], dim=1)
 
 
-def _before(V):
-    return torch.cat([torch.zeros_like(V[:, :1]), V[:, :-1]], dim=1)
-
-
 TD_ERRORS = Exercise(
     number="5.1", name="td_errors", solution=td_errors, cases=_td_cases, shapes="[B, T]", place=_at,
     mistakes={
@@ -58,7 +54,7 @@ TD_ERRORS = Exercise(
         "sign": Mistake(lambda r, V, g: V - r - g * _next(V),
             "Your signs are turned around: {yours} {place}.",
             "Should a token that is better than expected get a positive δ?"),
-        "previous_value": Mistake(lambda r, V, g: r + g * _before(V) - V,
+        "previous_value": Mistake(lambda r, V, g: r + g * _next(V.flip(1)).flip(1) - V,
             "Your code looks one token back: {yours} {place}.",
             "Is the state after the token at index t - 1 or at t + 1?"),
         "one_late": Mistake(lambda r, V, g: r + g * _next(_next(V)) - _next(V),
@@ -108,7 +104,7 @@ def _pair(rewards, values, gamma, lam, mask):
     return torch.stack(gae(rewards, values, gamma, lam, mask))
 
 
-def _recursion(*, values_at=None, behind=None, first=1.0, second=None, masked=True, clean=True, forward=False,
+def _recursion(*, values_at=None, behind=None, first=None, second=None, masked=True, clean=True, forward=False,
                returns=None, minus=1.0):
     """GAE with one thing wrong; right with the defaults.
 
@@ -117,11 +113,11 @@ def _recursion(*, values_at=None, behind=None, first=1.0, second=None, masked=Tr
     """
     def run(r, V, g, lam, mask):
         keep = mask if masked else torch.ones_like(mask)
-        r, V = r * keep, V * keep
+        raw, r, V = V, r * keep, V * keep
         read = V if values_at is None else values_at(V)
         ends = keep & ~_next(keep)
-        after = torch.where(ends, 0.0 if behind is None else behind(read), _next(read))
-        delta = (r + (g if first == 1.0 else first(g, lam)) * after - minus * read) * keep
+        after = torch.where(ends, 0.0 if behind is None else behind(read, raw), _next(read))
+        delta = (r + (g if first is None else first(g, lam)) * after - minus * read) * keep
         weight, A, rows = g * lam if second is None else second(g, lam), torch.zeros_like(r[:, 0]), []
         for t in range(r.shape[1]) if forward else reversed(range(r.shape[1])):
             A = torch.where(keep[:, t], delta[:, t] + weight * A, A)
@@ -144,7 +140,7 @@ GAE = Exercise(
         "forward": Mistake(_recursion(forward=True),
             "Your loop runs from the first token to the last: {yours} {place}.",
             "Â_t needs Â_{t+1}. Which token can be computed first?"),
-        "own_value_behind": Mistake(_recursion(behind=lambda V: V),
+        "own_value_behind": Mistake(_recursion(behind=lambda V, raw: V),
             "Behind the last real token you go on with its own value: {yours} {place}.",
             "The response has ended there. What can still be expected?"),
         "mask_forgotten": Mistake(_recursion(masked=False, clean=False),
@@ -156,10 +152,9 @@ GAE = Exercise(
         "mask_shifted": Mistake(lambda r, V, g, lam, m: _recursion()(r, V, g, lam, _next(m)),
             "Your mask is shifted by one token: {yours} {place}.",
             "Is the token that ends a response real, or padding?"),
-        "mask_shifted_late": Mistake(
-            lambda r, V, g, lam, m: _recursion()(r, V, g, lam, torch.cat([m[:, :1], m[:, :-1]], dim=1)),
-            "Your mask lets one padded cell in: {yours} {place}.",
-            "Which index has the last real token, and which the first pad?"),
+        "padded_value_behind": Mistake(_recursion(behind=lambda V, raw: _next(raw)),
+            "Behind the last real token you read the value of a padded cell: {yours} {place}.",
+            "What is V when the response is over, whatever the cell holds?"),
         "gamma_missing_in_delta": Mistake(_recursion(first=lambda g, lam: 1.0),
             "In your δ the next value is not discounted: {yours} {place}.",
             "γ stands in two places of equations 5.3 and 5.4. Do you have both?"),
@@ -172,9 +167,6 @@ GAE = Exercise(
         "lambda_as_gamma": Mistake(_recursion(first=lambda g, lam: lam),
             "λ discounts the next value inside your δ: {yours} {place}.",
             "Which of γ and λ belongs to the reward, and which to the trust in the critic?"),
-        "lambda_for_gamma": Mistake(_recursion(first=lambda g, lam: lam, second=lambda g, lam: lam**2),
-            "γ does not enter at all, λ stands in its place: {yours} {place}.",
-            "Which of your two factors is the discount of the future?"),
         "lambda_twice": Mistake(_recursion(second=lambda g, lam: g * lam**2),
             "λ is applied twice for each step: {yours} {place}.",
             "By how much does the weight fall from Â_{t+1} to Â_t?"),
@@ -195,10 +187,6 @@ GAE = Exercise(
         "returns_from_whitened": Mistake(_recursion(returns=lambda A, V, r, g, m: masked_whiten(A, m) + V),
             "Your returns are made from whitened advantages: {yours} {place}.",
             "In which units does the critic predict?"),
-        "whitened": Mistake(lambda r, V, g, lam, m: torch.stack([masked_whiten(_pair(r, V, g, lam, m)[0], m),
-                                                 _pair(r, V, g, lam, m)[1]]),
-            "Your advantages are whitened already: {yours} {place}.",
-            "Does the recursion have a mean in it?"),
         "padding_not_zero": Mistake(
             lambda r, V, g, lam, m: torch.stack([_pair(r, V, g, lam, m)[0], _pair(r, V, g, lam, m)[0] + V]),
             "The padded cells of your returns are not 0: {yours} {place}.",
@@ -284,9 +272,6 @@ WHITEN = Exercise(
             "By how many tokens do you divide the sum?"),
         "sign": Mistake(lambda x, m: -_whitened()(x, m),
             "Good and bad are swapped: {yours} {place}.", "Which is subtracted from which?"),
-        "range": Mistake(lambda x, m: ((x - masked_mean(x, m)) / (_span(x, m) + 1e-8)) * m,
-            "You divide by the span from lowest to highest: {yours} {place}.",
-            "Which kind of average says how far the numbers lie from their mean?"),
     },
     hints=(
         "Three steps: the mean over the real tokens, the variance over them, then shift and scale.",
@@ -297,10 +282,6 @@ WHITEN = Exercise(
     source=(masked_whiten,),
     done="It agrees with the package in all three cases; one real token gives 0, not NaN.",
 )  # fmt: skip
-
-
-def _span(x, mask):
-    return x[mask].max() - x[mask].min()
 
 
 def check_masked_whiten(fn) -> Verdict:

@@ -43,6 +43,7 @@ DETAILS = {  # name -> what is changed against the baseline
     "separate critic": dict(critic="separate"),
     "value_coef 0.1": dict(value_coef=0.1),
     "critic trained first, 5 updates": dict(value_warmup=5),
+    "separate critic, trained first": dict(critic="separate", value_warmup=5),
     "value clipping 0.2": dict(value_clip_epsilon=0.2),
     "whitening per minibatch": dict(whiten_advantages="minibatch"),
     "no whitening": dict(whiten_advantages="none"),

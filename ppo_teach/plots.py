@@ -470,3 +470,70 @@ def plot_ablations(rows, *, title, baseline="baseline", value="share", xlabel="s
     ax.set_xlabel(xlabel, fontsize=FONT)
     _title(ax, title, width=70)
     return fig
+
+
+def plot_belief_and_truth(run, *, title):
+    """Learned and true score over the updates, above the reviews kept on the way, each word shaded by what it adds.
+
+    Args: run, as `hacking.watched_run` gives it, with samples. Returns: Figure.
+    Taught in: notebooks/09_reward_hacking.ipynb
+    """
+    samples = run["samples"]
+    figure, axes = new_figure(size=(9.0, 3.2 + 0.32 * len(samples)))
+    foot, ax = (0.4 + 0.32 * len(samples)) / figure.get_figheight(), axes[0, 0]
+    figure.get_layout_engine().set(rect=(0, foot, 1, 1 - foot))
+    curves = {"learned": (run["learned"], "score"), "true": (run["true"], "black")}
+    for place, (values, meaning) in enumerate(curves.values()):
+        style = dict(linestyle=_dashes(_EXTRA_DASHES[0] if place else (), 2), linewidth=2, color=COLORS[meaning])
+        ax.plot(values, **style)
+        ax.plot(list(samples), [values[update] for update in samples], MARKERS[meaning], color=COLORS[meaning])
+    ax.axhline(0, color=COLORS["black"], linewidth=0.8)
+    _label_ends(ax, {key: values for key, (values, _) in curves.items()},
+                [TEXT_COLORS[meaning] for _, meaning in curves.values()])  # fmt: skip
+    ax.set_xlabel("PPO update", fontsize=FONT)
+    ax.set_ylabel("mean score", fontsize=FONT)
+    _title(ax, title, width=80)
+    renderer, width = figure.canvas.get_renderer(), figure.bbox.width
+    rows = [(update, sample["words"], sample["scores"], sample["learned"], sample["true"])
+            for update, sample in samples.items()]  # fmt: skip
+    for row, (update, words, scores, learned, true) in enumerate([("", (), (), "learned", "true"), *rows]):
+        where = dict(y=foot * (1 - (row + 0.75) / (len(rows) + 1.3)), fontsize=FONT - 2)
+        figure.text(0.035, s=update, ha="right", fontweight="bold", **where)
+        x = 0.055
+        for word, value in zip(words, scores):  # full colour at half a unit; italics are the second cue
+            box = dict(facecolor=COLORS["score" if value > 0 else "kl"], linewidth=0, pad=1.5)
+            drawn = figure.text(x, s=word, bbox=box | dict(alpha=min(abs(value), 0.5) * 1.1), **where,
+                                style="normal" if value > 0 else "italic")  # fmt: skip
+            x += drawn.get_window_extent(renderer).width / width + 0.009
+        for x, end, meaning in ((0.925, learned, "score"), (0.985, true, "black")):
+            text = end if row == 0 else f"{end:+.1f}".replace("-", "\N{MINUS SIGN}")
+            figure.text(x, s=text, ha="right", color=TEXT_COLORS[meaning], fontweight="bold", **where)
+    return figure
+
+
+def plot_over_distance(panels, *, title, ylabel="score"):
+    """Scores over the root of the KL with error bars: one panel a way to get there, on the same axes.
+
+    Args: panels, dict title -> dict label -> (root KL [N], mean [N], standard error [N], meaning).
+    Returns: Figure. Raises: ValueError where the lengths differ.
+    Source: the axes of Gao et al. 2022, figure 1. Taught in: notebooks/09_reward_hacking.ipynb
+    """
+    figure, axes = new_figure(1, len(panels), (9.0, 4.2))
+    for ax, (name, lines) in zip(axes[0], panels.items()):
+        ax.sharex(axes[0, 0])
+        ax.sharey(axes[0, 0])
+        for place, (key, (x, y, error, meaning)) in enumerate(lines.items()):
+            if not len(x) == len(y) == len(error):
+                raise ValueError(f"{name}, {key}: x, y and error must have one length, got {len(x)}, {len(y)}")
+            every = dict(markevery=max(1, len(x) // 10), errorevery=max(1, len(x) // 10), markersize=5)
+            dashes = (0, (5, 2)) if meaning == "black" else _dashes(DASHES[meaning], 2)
+            ax.errorbar(x, y, error, color=COLORS[meaning], linestyle=dashes, marker="os^vDP"[place // 2], label=key,
+                        linewidth=1.6, elinewidth=1, capsize=2, **every)  # fmt: skip
+        ax.axhline(0, color=COLORS["black"], linewidth=0.8)
+        ax.set_xlabel("√KL, KL in nats", fontsize=FONT)
+        _title(ax, name, width=40)
+    axes[0, 0].set_ylabel(ylabel, fontsize=FONT)
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=FONT - 2, frameon=False)
+    figure.suptitle(title, fontsize=FONT + 1, fontweight="bold", x=0.01, ha="left")
+    return figure

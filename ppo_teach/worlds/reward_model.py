@@ -66,6 +66,20 @@ class LearnedRewardModel(nn.Module):
         self.register_buffer("std", torch.ones(()))
 
     def forward(self, prompt_ids, response_ids):
+        said, weight = self._read(prompt_ids, response_ids)
+        return (self.judge(said.sum(1) * weight).squeeze(-1) - self.mean) / self.std
+
+    @torch.no_grad()
+    def word_scores(self, prompt_ids, response_ids):
+        """What each word adds to the score, in its units: [B, T], 0 at padding; sums to score + mean / std.
+
+        Taught in: notebooks/09_reward_hacking.ipynb
+        """
+        said, weight = self._read(prompt_ids, response_ids)
+        return self.judge(said).squeeze(-1) * weight / self.std
+
+    def _read(self, prompt_ids, response_ids):
+        """What the hidden layer makes of each word, [B, T, 2 d_model], 0 at padding; 1 / √(real tokens), [B, 1]."""
         check_token_ids("prompt_ids", prompt_ids, self.vocab_size)
         check_token_ids("response_ids", response_ids, self.vocab_size)
         if len(prompt_ids) != len(response_ids):
@@ -77,8 +91,7 @@ class LearnedRewardModel(nn.Module):
         x = F.pad(x, (0, 0, 2, 0))  # two empty places in front
         two_before, before, itself = x[:, -T - 2 : -2], x[:, -T - 1 : -1], x[:, -T:]
         said = torch.relu(self.read(torch.cat([two_before, before, itself], dim=-1)))
-        total = (said * real.unsqueeze(2)).sum(1) * real.sum(1, keepdim=True) ** -0.5
-        return (self.judge(total).squeeze(-1) - self.mean) / self.std
+        return said * real.unsqueeze(2), real.sum(1, keepdim=True) ** -0.5
 
 
 def fit_reward_model(

@@ -4,8 +4,9 @@
     python course.py                     set up on the first run, then open the course in JupyterLab
     python course.py test                run the whole test suite: unit, notebooks, browser
     python course.py notebooks [NAME..]  execute notebooks in place (all, or e.g. 00 08) and normalise them
+    python course.py lab                 serve the live lab as a page of its own; --help lists its options
     python course.py site                write the notebooks as web pages to site/
-    python course.py setup [EXTRA..]     only set up; extras: test, bridge, sweeps, docs
+    python course.py setup [EXTRA..]     only set up; extras: test, bridge, sweeps, lab, docs
 
 Everything is installed into .venv beside this file. Options after `start` go to JupyterLab,
 for example: python course.py start --no-browser
@@ -27,7 +28,7 @@ NOTEBOOKS = ROOT / "notebooks"
 VENV = ROOT / ".venv"
 PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 STAMP = VENV / "course-stamp.txt"
-EXTRAS = ("test", "bridge", "sweeps", "docs")  # of pyproject.toml
+EXTRAS = ("test", "bridge", "sweeps", "lab", "docs")  # of pyproject.toml
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 # What pip or venv printed (pattern) -> what to do about it.
@@ -159,9 +160,9 @@ def start(*options):
 
 def test_parts(notebooks, browser):
     """The parts of the suite as (name, pytest options, extra environment)."""
-    two = ["-n", "2", "--dist", "loadscope"]  # a notebook's cells, a module's fixtures stay on one worker
-    nbval = ["--nbval", "--nbval-current-env", "--nbval-cell-timeout", "120", *two, "notebooks"]
-    parts = [("unit tests", ["-m", "not browser", *two, "tests"], {})]
+    # a notebook's cells stay on one worker; so does what tests/conftest.py groups
+    nbval = ["--nbval", "--nbval-current-env", "--nbval-cell-timeout", "120", "-n", "2", "--dist", "loadscope", "notebooks"]
+    parts = [("unit tests", ["-m", "not browser", "-n", "2", "--dist", "loadgroup", "tests"], {})]
     if notebooks:
         parts += [("notebooks", nbval, {}),
                   ("notebooks, as on an old CPU", nbval, {"ATEN_CPU_CAPABILITY": "default"})]
@@ -229,7 +230,13 @@ def site():
     return run([str(PYTHON), ".course/notebook_files.py", "site", *choose(())])
 
 
-VERBS = {"start": start, "test": test, "notebooks": notebooks, "site": site, "setup": setup}
+def lab(*options):
+    """Serve the live lab as a page of its own; Ctrl-C ends it."""
+    setup("lab")
+    return run([str(PYTHON), "-m", "ppo_teach.lab", *options])
+
+
+VERBS = {"start": start, "test": test, "notebooks": notebooks, "site": site, "lab": lab, "setup": setup}
 
 
 def main(arguments):

@@ -291,6 +291,14 @@ def test_unknown_verbs_print_the_help(capsys):
     assert "python course.py test" in capsys.readouterr().out
 
 
+def test_the_lab_is_served_with_its_own_options(monkeypatch):
+    done = []
+    monkeypatch.setattr(course, "setup", lambda *extras: done.append(extras))
+    monkeypatch.setattr(course, "run", lambda command, **_: done.append(command[1:]) or 0)
+    assert course.main(["lab", "--visitors", "3"]) == 0
+    assert done == [("lab",), ["-m", "ppo_teach.lab", "--visitors", "3"]]
+
+
 def test_ci_runs_the_test_command_and_is_executable():
     script = ROOT / ".ci" / "run"
     assert script.read_text().splitlines()[-1] == "python3 course.py test"

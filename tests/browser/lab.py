@@ -1,4 +1,4 @@
-"""A JupyterLab of its own in a temporary folder, driven with Playwright, for browser tests and benchmarks.
+"""A JupyterLab (or the lab's own page) in a temporary folder, driven with Playwright, for tests and benchmarks.
 
 with Lab() as lab, browser_page() as page:
     lab.open(page, {"demo.ipynb": ["1 + 1"]}, "demo.ipynb")
@@ -105,36 +105,33 @@ class Lab:
         }
         self.env.pop("MPLBACKEND", None)
 
+    alive = "/api"
+
+    def arguments(self):
+        """What Python is started with."""
+        return [
+            *("-m", "jupyterlab", "--no-browser", "--ip=127.0.0.1", f"--port={self.port}", "--allow-root"),
+            *(f"--IdentityProvider.token={self.token}", "--ServerApp.port_retries=0"),
+            *("--LabApp.expose_app_in_browser=True", "--LabApp.news_url=None"),
+            f"--ServerApp.root_dir={self.folder / 'work'}",
+        ]
+
     def __enter__(self):
         work = self.folder / "work"
         work.mkdir()
         self.log = open(self.folder / "lab.log", "w")
-        command = [
-            sys.executable,
-            "-m",
-            "jupyterlab",
-            "--no-browser",
-            "--ip=127.0.0.1",
-            f"--port={self.port}",
-            f"--IdentityProvider.token={self.token}",
-            "--ServerApp.port_retries=0",
-            "--allow-root",
-            "--LabApp.expose_app_in_browser=True",
-            f"--ServerApp.root_dir={work}",
-            "--LabApp.news_url=None",
-        ]
         self.server = subprocess.Popen(
-            command, env=self.env, cwd=work, stdout=self.log, stderr=subprocess.STDOUT
+            [sys.executable, *self.arguments()], env=self.env, cwd=work, stdout=self.log, stderr=subprocess.STDOUT
         )
         for _ in range(300):
             if self.server.poll() is not None:
                 break
             with contextlib.suppress(OSError):
-                urllib.request.urlopen(f"{self.url}/api?token={self.token}", timeout=2).read()
+                urllib.request.urlopen(f"{self.url}{self.alive}?token={self.token}", timeout=2).read()
                 return self
             time.sleep(0.1)
         self.__exit__()
-        raise RuntimeError(f"JupyterLab did not start:\n{(self.folder / 'lab.log').read_text()[-2000:]}")
+        raise RuntimeError(f"the server did not start:\n{(self.folder / 'lab.log').read_text()[-2000:]}")
 
     def __exit__(self, *_):
         self.server.terminate()
@@ -230,3 +227,74 @@ class Lab:
         """The kernels as the server sees them (`execution_state` is "dead" or "restarting" after a crash)."""
         with urllib.request.urlopen(f"{self.url}/api/kernels?token={self.token}", timeout=10) as answer:
             return json.load(answer)
+
+
+class ServedLab(Lab):
+    """The training lab as a page of its own: `python -m ppo_teach.lab` with these options."""
+
+    alive = "/voila/static/voila.js"
+
+    def __init__(self, *options):
+        super().__init__()
+        self.options = options
+
+    def arguments(self):
+        return ["-m", "ppo_teach.lab", f"--port={self.port}", "--no-browser", *self.options]
+
+
+class Shown:
+    """What the training lab on the page says, and its buttons."""
+
+    def __init__(self, page, number=0):
+        self.page, self.canvas = page, page.locator(".ppo-canvas").nth(number)
+
+    @property
+    def words(self):
+        return self.canvas.evaluate("el => el.drawn.words")
+
+    @property
+    def updates(self):
+        found = re.search(r"Update (\d+)", self.words)
+        return int(found[1]) if found else 0
+
+    def last(self, mark):
+        return self.canvas.evaluate("(el, mark) => el.drawn.marks[mark].at(-1)", mark)
+
+    def press(self, name):
+        self.canvas.get_by_role("button", name=name, exact=True).click()
+
+    def kl_to(self, key):
+        """Move the KL coefficient by keyboard."""
+        self.canvas.locator("input[data-slider=kl_coef]").focus()
+        self.page.keyboard.press(key)
+
+    def until(self, true, seconds):
+        """Wait until `true()`; milliseconds it took, looked at 50 times a second."""
+        for waited in range(0, 1000 * seconds, 20):
+            if true():
+                return waited
+            self.page.wait_for_timeout(20)
+        raise AssertionError(f"not within {seconds} s; the lab says {self.words!r}")
+
+    def learns_and_obeys(self, start):
+        """Start, learn, KL up without a leash and down with the tightest, Pause, Reset, again."""
+        start()
+        self.until(lambda: self.updates >= 3, 40)
+        self.until(lambda: self.last("reward.y") > 1.5, 60)
+        self.kl_to("Home")  # free: it runs away
+        self.until(lambda: self.last("kl.y") > 6, 60)
+        before, at = self.last("kl.y"), self.updates
+        self.kl_to("End")
+        self.until(lambda: self.last("kl.y") < before / 2, 60)
+        assert self.updates <= at + 20, "KL falls within 20 updates"
+        assert self.canvas.evaluate("el => el.drawn.marks['turned_0.at'].length") == 2, "two upright lines"
+        self.press("Pause")
+        assert self.until(lambda: "(paused)" in self.words, 10) <= 1000
+        stopped = self.updates
+        self.page.wait_for_timeout(600)
+        assert self.updates == stopped
+        self.press("Reset")
+        self.until(lambda: "Press Start" in self.words, 10)
+        self.press("Start")
+        self.until(lambda: self.updates >= 3, 40)
+        self.press("Pause")

@@ -16,7 +16,14 @@ hypothesis.settings.load_profile("course")
 
 
 def pytest_collection_modifyitems(items):
-    """Browser tests are skipped without a browser, except in CI, where a missing browser is a failure."""
+    """Workers share by module (its fixtures are made once), the long runs of whole notebooks by notebook.
+
+    Browser tests are skipped without a browser, except in CI, where a missing browser is a failure.
+    """
+    for item in items:
+        name = getattr(item, "callspec", None) and item.callspec.params.get("name")
+        group = f"notebook {name}" if item.path.stem == "test_notebook_runs" and name else item.path.stem
+        item.add_marker(pytest.mark.xdist_group(group))
     if shutil.which("chromium") or os.environ.get("CI") == "true":
         return
     for item in items:

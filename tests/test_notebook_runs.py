@@ -1,7 +1,8 @@
-"""Each notebook again with its exercises solved, with them wrong, and with every cell run twice in a row."""
+"""Each notebook again: its exercises wrong and then solved, and every cell run twice in a row."""
 
 import copy
 import re
+import uuid
 from pathlib import Path
 
 import nbformat
@@ -27,19 +28,21 @@ def run(notebook, **options):
     return notebook
 
 
-def filled(notebook, answers):
-    """The notebook with each stub's `...` replaced; the cells that were changed."""
-    changed = []
-    for start, answer in answers.items():
-        (cell,) = [c for c in notebook.cells if c.cell_type == "code" and start in c.source]
-        before = cell.source
-        if answer.startswith("    "):
-            cell.source = re.sub(rf"(?s)({re.escape(start)}.*?\n)    \.\.\.(?=\n)", rf"\1{answer}", before)
-        else:
-            cell.source = before.replace(f"{start}...", answer)
-        assert cell.source != before, f"no stub in {start}"
-        changed.append(cell)
-    return changed
+def place_of(notebook, start):
+    (found,) = [(i, c) for i, c in enumerate(notebook.cells) if c.cell_type == "code" and start in c.source]
+    return found
+
+
+def filled(cell, start, answer):
+    """A copy of an exercise's cell with the stub's `...` replaced."""
+    copied = copy.deepcopy(cell)
+    copied.id = uuid.uuid4().hex[:8]
+    if answer.startswith("    "):
+        copied.source = re.sub(rf"(?s)({re.escape(start)}.*?\n)    \.\.\.(?=\n)", rf"\1{answer}", cell.source)
+    else:
+        copied.source = cell.source.replace(f"{start}...", answer)
+    assert copied.source != cell.source, f"no stub in {start}"
+    return copied
 
 
 def verdict_of(cell):
@@ -63,20 +66,17 @@ def test_the_notebook_as_it_is_attempts_nothing(name):
 
 
 @by_notebook
-def test_with_the_solutions_every_verdict_is_right(name):
-    notebook = read(name)
-    cells = filled(notebook, {start: solution for start, (solution, _, _) in ANSWERS[name].items()})
+def test_wrong_answers_are_named_and_right_ones_accepted(name):
+    """One run: each exercise's cell with the wrong answer, and again with the solution. The run goes on in both cases."""
+    notebook, pairs = read(name), []
+    for start, (solution, wrong, said) in ANSWERS[name].items():
+        place, cell = place_of(notebook, start)
+        pairs.append((filled(cell, start, wrong), filled(cell, start, solution), said))
+        notebook.cells[place : place + 1] = pairs[-1][:2]
     run(notebook)
-    assert all(verdict_of(cell).split("\n")[0].endswith(": right") for cell in cells)
-
-
-@by_notebook
-def test_with_wrong_answers_each_mistake_is_named_and_the_run_goes_on(name):
-    notebook = read(name)
-    cells = filled(notebook, {start: wrong for start, (_, wrong, _) in ANSWERS[name].items()})
-    run(notebook)
-    for cell, (_, _, said) in zip(cells, ANSWERS[name].values(), strict=True):
-        assert "not yet" in verdict_of(cell).split("\n")[0] and said in verdict_of(cell)
+    for wrong, right, said in pairs:
+        assert "not yet" in verdict_of(wrong).split("\n")[0] and said in verdict_of(wrong)
+        assert verdict_of(right).split("\n")[0].endswith(": right")
 
 
 def words_of(cell):

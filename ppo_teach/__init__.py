@@ -38,6 +38,8 @@ from .exact import (
 )
 from .ppo import LanguageModelPPO
 from .train import PPOTrainer, TrainingLog, run_ppo_training_step, train_ppo
+from .bugs import BUGS, Bug
+from .checkup import Finding, checkup
 
 __all__ = [
     "NOTATION",
@@ -88,4 +90,8 @@ __all__ = [
     "TrainingLog",
     "run_ppo_training_step",
     "train_ppo",
+    "BUGS",
+    "Bug",
+    "Finding",
+    "checkup",
 ]

@@ -343,3 +343,16 @@ def test_strict_nbval_notices_other_words(executed, tmp_path):
     other.write_text(words.replace("exact (max", "close (max"), encoding="utf-8")
     done = strict_nbval(other)
     assert done.returncode == 1 and "1 failed" in done.stdout, done.stdout[-3000:]
+
+
+# ---- a bound instead of a number ---------------------------------------------------------------------------
+def test_check_says_the_bounds_and_never_the_number(capsys):
+    notebook_module.check("reward", 2.345, at_least=2, at_most=3)
+    notebook_module.check("loss", -1.5, at_most=0.5)
+    assert capsys.readouterr().out == "ok: 2 <= reward <= 3\nok: loss <= 0.5\n"
+
+
+@pytest.mark.parametrize("value", [1.99, 3.01, float("nan")])
+def test_check_raises_with_the_number(value):
+    with pytest.raises(AssertionError, match=rf"reward: {value:.4g} is not in \[2, 3\]"):
+        notebook_module.check("reward", value, at_least=2, at_most=3)

@@ -403,3 +403,28 @@ def test_the_code_of_the_readme_runs(capsys):
     assert len([line for line in code.splitlines() if line.strip()]) <= 5
     exec(compile(code.replace("num_updates=60", "num_updates=1"), "README.md", "exec"), {})
     assert capsys.readouterr().out.strip()
+
+
+# ---------------------------------------------------------------- one change at a time
+def ablations():
+    shares = {"baseline": [0.97, 0.98, 0.99], "better": [0.99, 1.0], "broken": [0.98, -1.0], "worse": [0.9, 0.92]}
+    return [{"name": name, "share": share} for name, values in shares.items() for share in values]
+
+
+def test_ablations_are_ordered_by_their_mean_and_show_every_run():
+    ax = plots.plot_ablations(ablations(), title="T").axes[0]
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["broken", "worse", "baseline", "better"]
+    runs = [line.get_xdata() for line in ax.lines if line.get_marker() == "o"]
+    edge = 0.85 * 0.98
+    np.testing.assert_allclose(np.concatenate(runs), [0.98, edge, 0.9, 0.92, 0.97, 0.98, 0.99, 0.99, 1.0])
+    means = [line.get_xdata()[0] for line in ax.lines if line.get_marker() == "D"]
+    np.testing.assert_allclose(means, [0.91, 0.98, 0.995])
+    bars = [np.ptp(segment[:, 0]) / 2 for part in ax.collections for segment in part.get_segments()]
+    errors = [np.std(v, ddof=1) / len(v) ** 0.5 for v in ([0.9, 0.92], [0.97, 0.98, 0.99], [0.99, 1.0])]
+    np.testing.assert_allclose(sorted(bars), sorted(errors))
+    assert {"◂ −1.00", "mean −0.01"} <= {text.get_text() for text in ax.texts}
+
+
+def test_ablations_need_a_baseline():
+    with pytest.raises(ValueError, match="rows must hold runs named 'baseline', got \\['x'\\]"):
+        plots.plot_ablations([{"name": "x", "share": 1.0}], title="T")

@@ -11,7 +11,7 @@ from ppo_teach.explorers import training_lab
 from ppo_teach.explorers.run import PRESETS
 
 HERE = Path(__file__).parent
-FILES = {"Healthy": "healthy", "No leash": "no_leash", "Huge steps": "huge_steps", "γ = 0.8": "gamma", "No critic": "no_critic"}
+FILES = dict(zip(PRESETS, ("healthy", "no_leash", "huge_steps", "gamma", "no_critic"), strict=True))
 
 
 async def main(names):

@@ -37,7 +37,8 @@ class FrameCanvas(anywidget.AnyWidget):
     """The generic canvas: holds all frames and shows the one at `position`, one index a slider.
 
     `words` is the sentence under the figure, with values of sliders and `readouts` in it ("{kl:.2f} nats");
-    `presets` is title -> {slider: value}; `actions` is title of a group -> {button: what to call}. Panels are `height` pixels high, `columns` of them side by side.
+    `presets` is title -> {slider: value}; `actions` is title of a group -> {button: what to call}. Panels are
+    `height` pixels high, `columns` of them side by side.
     Errors: ValueError for a wrong frame shape (names the mark, the expected and the given shape), an unknown
     panel or slider, a name used twice, an unknown name in `words`, an empty caption or alt text.
     """

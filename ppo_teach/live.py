@@ -1,4 +1,4 @@
-"""A training run that lives beside the notebook: one update after the other, with room for clicks in between (layer 5)."""
+"""A training run that lives beside the notebook: update after update, with room for clicks in between (layer 5)."""
 
 import asyncio
 import weakref

@@ -65,7 +65,7 @@ FIRST_AT_90 = Exercise(
             "You say {yours} {place}: the reward there.",
             "Is the reward asked for, or the update at which it came?"),
         "counted": Mistake(
-            lambda rewards: torch.tensor(float(sum(x - rewards[0] >= 0.9 * (rewards[-1] - rewards[0]) for x in rewards))),
+            lambda r: torch.tensor(float(sum(x - r[0] >= 0.9 * (r[-1] - r[0]) for x in r))),
             "You say {yours} {place}: you count the updates that are high enough.",
             "The first one, or how many?"),
     },
@@ -157,7 +157,7 @@ USELESS = Task(
     hints=(
         "Explained variance is 0 when the errors G − V vary as much as G itself.",
         "Section 8.4 had such a critic: what did it answer?",
-        "Twice the returns: then G − V = −G, which varies as much as G. (Or any values with the same spread of errors.)",
+        "Twice the returns: then G − V = −G, which varies as much as G.",
     ),
     source=(explained_variance,),
 )

@@ -36,6 +36,8 @@ CURVES = {  # mark -> metric, panel, meaning
     "kl": ("kl_per_response", 1, "kl"), "clip_fraction": ("clip_fraction", 2, "policy"),
     "entropy": ("entropy", 3, "policy"), "value_loss": ("value_loss", 4, "value"),
 }  # fmt: skip
+BETAS = (0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2)
+EPSILONS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0)
 KNOBS = {"kl_coef": "β", "clip_epsilon": "ε", "gamma": "γ", "lam": "λ", "num_epochs": "epochs", "learning_rate": "lr"}
 # name -> sliders that differ from the start, value_coef, what to predict
 PRESETS = {
@@ -67,8 +69,8 @@ def _sliders(config, seed, learned):
 
     rewards = ("true", "learned") if learned else ("true",)
     return [
-        Slider("kl_coef", "β", (0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2), start("kl_coef"), "KL coefficient", "{:g}"),
-        Slider("clip_epsilon", "ε", (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0), start("clip_epsilon"), "clip epsilon", "{:g}"),
+        Slider("kl_coef", "β", BETAS, start("kl_coef"), "KL coefficient", "{:g}"),
+        Slider("clip_epsilon", "ε", EPSILONS, start("clip_epsilon"), "clip epsilon", "{:g}"),
         Slider("gamma", "γ", (0.5, 0.8, 0.9, 0.95, 0.99, 1.0), start("gamma"), "discount", "{:g}"),
         Slider("lam", "λ", (0.0, 0.5, 0.8, 0.9, 0.95, 1.0), start("lam"), "of GAE", "{:g}"),
         Slider("num_epochs", "K", range(1, 9), start("num_epochs"), "epochs"),
@@ -106,11 +108,12 @@ class TrainingLab(Explorer):
         buttons = {"Start": self.start, "Pause": self.pause, "Step": self.step, "Reset": self.restart,
                    "Keep this run": self.keep, "Large type": self.enlarge, "Save": self.save}  # fmt: skip
         groups = {"": buttons, "Presets": {name: lambda name=name: self.load(name) for name in PRESETS}}
-        groups = {title: {n: self._on_loop(call) for n, call in group.items()} for title, group in groups.items()}
+        groups = {title: {n: self._on_loop(c) for n, c in group.items()} for title, group in groups.items()}
         super().__init__(
             "training_lab", sliders, self.room, self._marks(), height=235, columns=3, actions=groups,
             words="Press Start.",
-            caption="Measured live, 64 responses an update. Dotted: the run that was kept. Upright lines: a knob was turned.",
+            caption="Measured live, 64 responses an update. Dotted: the run that was kept. Upright lines: a knob was "
+                    "turned.",
             alt="Six small panels: reward, KL, clip fraction, entropy and value loss over the updates, and a dot that "
                 "moves from the reference towards the reward-KL frontier.",
         )  # fmt: skip
@@ -174,7 +177,8 @@ class TrainingLab(Explorer):
             self.log.to_csv(Path(folder, "log.csv"))
             files["csv"] = ("text/csv", Path(folder, "log.csv").read_bytes())
         self.links.value = "Save: " + " · ".join(
-            f'<a download="training_lab.{kind}" href="data:{mime};base64,{base64.b64encode(data).decode()}">{kind.upper()}</a>'
+            f'<a download="training_lab.{kind}" href="data:{mime};base64,{base64.b64encode(data).decode()}">'
+            f"{kind.upper()}</a>"
             for kind, (mime, data) in files.items()
         )
 
@@ -233,7 +237,8 @@ class TrainingLab(Explorer):
         self.run.trainer.config = new
 
     def _after(self):
-        self.canvas.error = "" if self.run.error is None else f"Training stopped. {type(self.run.error).__name__}: {self.run.error}"
+        error = self.run.error
+        self.canvas.error = "" if error is None else f"Training stopped. {type(error).__name__}: {error}"
         if not self.run.running or time.monotonic() - self.drawn_at > DRAW_EVERY:
             self.draw()
 
@@ -336,8 +341,9 @@ class TrainingLab(Explorer):
         if self.run is None:
             return
         columns = [("Before", self.before, None), ("Now", rollout or self.before, self.sliders["colour"].value)]
-        cells = "".join(f'<td style="width: 50%; padding: 4px 10px; text-align: left; vertical-align: top;"><b>{title}</b>'
-                        f"{self._reviews(batch, meaning)}</td>" for title, batch, meaning in columns)  # fmt: skip
+        style = "width: 50%; padding: 4px 10px; text-align: left; vertical-align: top;"
+        cells = "".join(f'<td style="{style}"><b>{title}</b>{self._reviews(batch, meaning)}</td>'
+                        for title, batch, meaning in columns)  # fmt: skip
         self.reviews.value = (
             "<style>.ppo-large { zoom: 1.5; }</style>"
             f'<table style="width: 100%; background: #fff; color: #1a1a1a; font-size: 14px;"><tr>{cells}</tr></table>'
@@ -355,12 +361,13 @@ class TrainingLab(Explorer):
             for place in range(int(batch.mask[row].sum())):
                 word = html.escape(self.world.decode(batch.response_ids[row, place : place + 1]))
                 said += " " + (word if values is None else _shaded(word, values[row, place].item(), meaning))
-            lines.append(f'<p style="margin: 3px 0;">{said} <i>{format_number("{:+.2f}", batch.scores[row].item())}</i></p>')
+            score = format_number("{:+.2f}", batch.scores[row].item())
+            lines.append(f'<p style="margin: 3px 0;">{said} <i>{score}</i></p>')
         return "".join(lines)
 
 
 def _shaded(word, value, meaning):
-    """A word on a background as strong as its number; what is below zero is underlined, so colour is not the only cue."""
+    """A word on a background as strong as its number; below zero it is underlined: colour is not the only cue."""
     strength = f"{round(255 * min(abs(value) / 3, 1) * 0.8):02x}"
     color = COLORS["kl" if meaning == "KL" else "advantage"] + strength
     line_below = " text-decoration: underline;" if value < 0 else ""

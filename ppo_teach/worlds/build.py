@@ -1,4 +1,7 @@
-"""Rebuild what ships with the worlds, weights and the frontier of ReviewWorld: `python -m ppo_teach.worlds.build [--fraction 0.02] [--out DIR]` (layer 3)."""
+"""Rebuild what ships with the worlds, weights and the frontier of ReviewWorld (layer 3):
+
+python -m ppo_teach.worlds.build [--fraction 0.02] [--out DIR]
+"""
 
 import argparse
 import json

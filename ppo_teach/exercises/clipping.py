@@ -106,6 +106,10 @@ CLIPPED_LOSS = Exercise(
             lambda new, old, A, e, mask: clipped_policy_loss(new, old, A, e),
             "Padded places count in your mean: {yours} {place}.",
             "How many tokens of the second response are real?"),
+        "divided_by_all": Mistake(
+            _built(mean=lambda x, mask: (x * mask).mean()),
+            "You sum real tokens only, but divide by all places: {yours} {place}.",
+            "By how many tokens should a sum over the real ones be divided?"),
         "sum": Mistake(
             _built(mean=lambda x, mask: (x * mask).sum()),
             "Your loss grows with the number of tokens: {yours} {place}.",
@@ -114,6 +118,10 @@ CLIPPED_LOSS = Exercise(
             _built(ratio=lambda new, old: (new - old).exp()),
             "The number is right, its gradient is not: {yours} {place}.",
             "If both log-probabilities carry a gradient, what is the derivative of their difference?"),
+        "both_attached": Mistake(
+            _built(ratio=lambda new, old: (new - old).exp(), const=lambda A: A),
+            "Your numbers are right, but nothing in your loss is a constant: {yours} {place}.",
+            "Which one of your inputs may this step change, and which only say what was?"),
         "advantages_attached": Mistake(
             _built(const=lambda A: A),
             "Your loss also moves the policy through the advantages: {yours} {place}.",
@@ -268,6 +276,10 @@ CLIP_FRACTION = Exercise(
             _counted(_blocked, mean=lambda x, mask: x.mean()),
             "Padded places count, as blocked tokens or as tokens at all: {yours} {place}.",
             "Which places are tokens that the policy wrote?"),
+        "divided_by_all": Mistake(
+            _counted(_blocked, mean=lambda x, mask: (x * mask).mean()),
+            "You count real tokens only, but divide by all places: {yours} {place}.",
+            "A share of which tokens is wanted?"),
         "count": Mistake(
             _counted(_blocked, mean=lambda x, mask: (x * mask).sum()),
             "You give a number of tokens: {yours} {place}.",

@@ -77,6 +77,10 @@ def _attached(values_leak):
     return loss
 
 
+def _kl_from_new(scores, new, old, ref, *rest):
+    return _step(lambda R, _, *others: shape_rewards(R, new, *others))(scores, new, old, ref, *rest)
+
+
 def _no_mask(loss):
     return lambda scores, new, old, ref, v, v_old, mask, c: loss(scores, new, old, ref, v, v_old,
                                                                  torch.ones_like(mask), c)  # fmt: skip
@@ -123,6 +127,9 @@ _WRONG = {
     "attached_kl": (_attached(values_leak=False),
         "Your KL is taken from log_probs_new and still hangs on the policy: {yours} {place}.",
         "Should the value loss be able to change the policy, so that its returns are easier to hit?"),
+    "kl_from_new": (_kl_from_new,
+        "Your KL changes from step to step, since log_probs_new is in it: {yours} {place}.",
+        "Which policy wrote the tokens that pay for it?"),
     "attached_values": (_attached(values_leak=True),
         "Your advantages and returns hang on values_new: {yours} {place}.",
         "What happens to a target that moves along with the value that is to reach it?"),

@@ -277,7 +277,8 @@ def _unknown_mistake(exercise, entry):
     if not bool(yours.isfinite().all()):
         index = tuple((~yours.isfinite()).nonzero()[0].tolist())
         where = exercise.place(name, *index)
-        return ("not_finite", f"Your result is {yours[index].item()} {where}, in the case '{name}'.",
+        where += "" if name in where else f", in the case '{name}'"
+        return ("not_finite", f"Your result is {yours[index].item()} {where}.",
                 "Which number on the way there is too large, or a 0 whose logarithm you take?")
     index = _worst(exercise, yours, right)
     side = "too high" if yours[index] > right[index] else "too low"

@@ -97,6 +97,15 @@ def test_an_index_that_counts_from_the_end_is_diagnosed():
     assert verdict.mistake == "empty_row" and "row 0 (case 'a row without tokens')" in verdict.message
 
 
+def test_a_colon_in_the_place_of_the_rows_is_diagnosed():
+    def naive(scores, mask):
+        rewards = torch.zeros(mask.shape)  # float32, as the scores are
+        rewards[:, mask.long().sum(1) - 1] = scores
+        return rewards
+
+    assert check_place_scores(naive).mistake == "every_row"
+
+
 def test_an_integer_table_loses_what_is_after_the_point():
     verdict = check_place_scores(lambda scores, mask: (scores[:, None] * mask).long())
     assert verdict.mistake == "wrong_dtype"

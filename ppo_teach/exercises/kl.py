@@ -130,6 +130,11 @@ def _at_first_length(R, mask):
     return place_scores(R, mask[:1].expand_as(mask))
 
 
+def _overwritten(R, lp, ref, beta, mask):
+    placed = place_scores(R, mask)
+    return torch.where(placed != 0, placed, _variant()(R, lp, ref, beta, mask))
+
+
 def _at_end(l, mask):
     return place_scores((l * mask).sum(1), mask)
 
@@ -162,6 +167,9 @@ SHAPE_REWARDS = Exercise(
         "score_missing": Mistake(_variant(scores=lambda R, mask: 0 * mask),
             "The score is nowhere in your rewards: {yours} {place}.",
             "What is the policy to earn besides the cost?"),
+        "overwritten": Mistake(_overwritten,
+            "The last token gets the score and pays nothing: {yours} {place}.",
+            "Does the score take the place of that token's cost, or come on top of it?"),
         "padding": Mistake(_variant(padding=1.0),
             "Padding pays for KL: {yours} {place}.",
             "Did the policy choose that token?"),
@@ -211,15 +219,15 @@ def _controlled(kl_coef, kls, target, horizon, n_steps):
 
 
 def _update(error=lambda kl, target: kl / target - 1, low=-0.2, high=0.2,
-            factor=lambda e, n, h: 1 + e * n / h, compound=True, add=False):  # fmt: skip
+            factor=lambda e, n, h: 1 + e * n / h, compound=True, add=False, late=0):  # fmt: skip
     """The price after each KL, right with the defaults; else wrong in one way."""
     def run(kl_coef, kls, target, horizon, n_steps):
-        beta, betas = kl_coef, []
+        beta, betas = kl_coef, [kl_coef] * late
         for kl in kls:
             step = factor(min(max(error(kl, target), low), high), n_steps, horizon)
             beta = beta + step - 1 if add else (beta if compound else kl_coef) * step
             betas.append(beta)
-        return torch.tensor(betas, dtype=torch.float64)
+        return torch.tensor(betas[: len(kls)], dtype=torch.float64)
     return run
 
 
@@ -269,6 +277,9 @@ KL_CONTROLLER = Exercise(
         "always_from_start": Mistake(_update(compound=False),
             "Each of your prices starts again from the first one: {yours} {place}.",
             "Which price is in force when the second KL is measured?"),
+        "one_late": Mistake(_update(late=1),
+            "Your list holds each price from before its KL was measured: {yours} {place}.",
+            "Which price is in force once the first KL is known?"),
         "added": Mistake(_update(add=True),
             "You add the change instead of multiplying: {yours} {place}.",
             "What should happen to a price of 0.01, and to one of 10, at the same error?"),

@@ -22,8 +22,11 @@ def _gather(shift=-1, *, soft=lambda z, tau: (z / tau).log_softmax(-1), then=lam
     return run
 
 
-def _from_the_start(logits, response_ids, temperature):
-    return _gather(0)(logits[:, : response_ids.shape[1]], response_ids, temperature)
+def _from_row(row):
+    def run(logits, response_ids, temperature):
+        return _gather(0)(logits[:, row : row + response_ids.shape[1]], response_ids, temperature)
+
+    return run
 
 
 def _likeliest(logits, response_ids, temperature):
@@ -60,8 +63,11 @@ RESPONSE_LOG_PROBS = Exercise(
             _gather(-2), "You read one place too early: {yours} {place}.",
             "Which token is the last one that the model had read by then?"),
         "prompt_forgotten": Mistake(
-            _from_the_start, "You read the first T places of the sequence: {yours} {place}.",
+            _from_row(0), "You read the first T places of the sequence: {yours} {place}.",
             "What stands there, the prompt or the response?"),
+        "prompt_of_three": Mistake(
+            _from_row(2), "You read from row 2 on, however long the prompt is: {yours} {place}.",
+            "How many tokens has the prompt here, and which two shapes tell you?"),
         "next_token": Mistake(
             _gather(ids=lambda y: y.roll(-1, dims=1)),
             "The places are right, but you look up the token after: {yours} {place}.",
@@ -161,6 +167,10 @@ RESPONSE_MASK = Exercise(
             _by_row(lambda places, T: places[-1] + 1),
             "Your mask runs through the last EOS: {yours} {place}.",
             "If padding is written with the EOS token too, which of them did the policy choose?"),
+        "second_eos": Mistake(
+            lambda y, eos: ((y == eos).cumsum(1) <= 1).float(),
+            "Your mask goes on until a second EOS comes: {yours} {place}.",
+            "What is your count at the first EOS, and what is it one token later?"),
         "not_eos": Mistake(
             lambda y, eos: (y != eos).float(),
             "You keep every token that is no EOS: {yours} {place}.",
@@ -185,6 +195,14 @@ RESPONSE_MASK = Exercise(
             _by_row(lambda places, T: places[0] + 1, empty=1),
             "You keep the first token only of a response that never stops: {yours} {place}.",
             "What does `argmax` return for a row without any EOS?"),
+        "eos_dropped_or_empty": Mistake(
+            _by_row(lambda places, T: places[0], empty=0),
+            "Your mask stops before the EOS, and is empty where none comes: {yours} {place}.",
+            "Is stopping an action? And what does your search return for a row without any EOS?"),
+        "rows_joined": Mistake(
+            lambda y, eos: _mask(y.reshape(1, -1), eos).view(y.shape),
+            "Once one response has ended, all later rows are 0: {yours} {place}.",
+            "What should your loop still know of the row before, when a new one begins?"),
         "first_place_missed": Mistake(
             _by_row(lambda places, T: places[0] + 1 if places[0] else T),
             "A response that stops at once is never over for you: {yours} {place}.",
@@ -225,6 +243,8 @@ def check_stored_log_prob(answer) -> Verdict:
     def log_prob(temperature, top_k=None):
         return (keep_top_k(LOGITS, top_k) / temperature).log_softmax(-1)[TOKEN].item()
 
+    if isinstance(answer, torch.Tensor) and answer.numel() == 1:
+        answer = answer.item()
     if answer is None or answer is ...:
         return say(None, attempted=False)
     if isinstance(answer, bool) or not isinstance(answer, (int, float)):
@@ -236,6 +256,7 @@ def check_stored_log_prob(answer) -> Verdict:
         "filtered_cold": (log_prob(1.0, TOP_K), "Which temperature was it, and are all words in your sum?"),
         "temperature_times": (log_prob(1 / TEMPERATURE), "Does heat make the logits larger or smaller?"),
         "probability": (math.exp(right), "Is that a probability or its logarithm?"),
+        "filtered_probability": (math.exp(log_prob(TEMPERATURE, TOP_K)), "A probability, and of which policy?"),
         "sign": (-right, "Can a log-probability be above 0?"),
         "logit": (LOGITS[TOKEN].item() / TEMPERATURE, "What does a logit still lack to be a log-prob?"),
         "other_token": ((LOGITS / TEMPERATURE).log_softmax(-1)[0].item(), "Which token was drawn?"),

@@ -113,7 +113,7 @@ def _rows(*lengths, T):
 
 
 def _placement_cases():
-    draw = torch.randn(7, generator=seeded(5), dtype=torch.float64)
+    draw = torch.randn(7, generator=seeded(5))
     return {
         "three reviews": dict(scores=torch.tensor([1.5, -0.5, 2.0]), mask=_rows(3, 4, 2, T=5)),
         "full rows and short ones": dict(scores=torch.tensor([-0.5, 0.25, 3.0, 1.0]),
@@ -138,6 +138,13 @@ def _somewhere(weights):
         mask = mask.to(scores.dtype)
         return scores.unsqueeze(1) * weights(mask, mask.sum(1, keepdim=True))
     return place  # fmt: skip
+
+
+def _in_every_row(scores, mask):
+    rewards = torch.zeros(mask.shape, dtype=scores.dtype)
+    for score, length in zip(scores, mask.long().sum(1)):
+        rewards[:, length - 1] = score
+    return rewards
 
 
 PLACE_SCORES = Exercise(
@@ -192,6 +199,9 @@ PLACE_SCORES = Exercise(
             _at(lambda lengths, T: (lengths.max() - 1).expand(len(lengths))),
             "All scores stand in one column, the end of the longest response: {yours} {place}.",
             "Where does each *row* end?"),
+        "every_row": Mistake(
+            _in_every_row, "Each score stands in every row: {yours} {place}.",
+            "Which rows does a `:` in front stand for, and which one should get this score?"),
     },
     hints=(
         "Count the real tokens of each row. In which column does a row with three of them end?",

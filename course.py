@@ -6,6 +6,7 @@
     python course.py notebooks [NAME..]  execute notebooks in place (all, or e.g. 00 08) and normalise them
     python course.py lab                 serve the live lab as a page of its own; --help lists its options
     python course.py site                write the notebooks as web pages to site/
+    python course.py slides [NAME..]     execute notebooks and write them as slides with live sliders to site/slides/
     python course.py setup [EXTRA..]     only set up; extras: test, bridge, sweeps, lab, docs
 
 Everything is installed into .venv beside this file. Options after `start` go to JupyterLab,
@@ -230,13 +231,19 @@ def site():
     return run([str(PYTHON), ".course/notebook_files.py", "site", *choose(())])
 
 
+def slides(*names):
+    """Write notebooks as slide shows to site/slides/."""
+    setup()
+    return run([str(PYTHON), ".course/notebook_files.py", "slides", *choose(names)])
+
+
 def lab(*options):
     """Serve the live lab as a page of its own; Ctrl-C ends it."""
     setup("lab")
     return run([str(PYTHON), "-m", "ppo_teach.lab", *options])
 
 
-VERBS = {"start": start, "test": test, "notebooks": notebooks, "site": site, "lab": lab, "setup": setup}
+VERBS = {"start": start, "test": test, "notebooks": notebooks, "site": site, "slides": slides, "lab": lab, "setup": setup}
 
 
 def main(arguments):

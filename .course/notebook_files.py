@@ -1,4 +1,4 @@
-"""What `course.py notebooks` and `course.py site` do with notebook files; run by the Python of .venv."""
+"""What `course.py notebooks`, `site` and `slides` do with notebook files; run by the Python of .venv."""
 import html
 import json
 import re
@@ -8,13 +8,13 @@ from pathlib import Path
 
 import nbformat
 from nbclient import NotebookClient
-from nbconvert import HTMLExporter
+from nbconvert import HTMLExporter, SlidesExporter
 
 SITE = Path(__file__).resolve().parent.parent / "site"
 KERNELSPEC = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 LANGUAGE = {"codemirror_mode": {"name": "ipython", "version": 3}, "file_extension": ".py", "name": "python",
             "mimetype": "text/x-python", "nbconvert_exporter": "python", "pygments_lexer": "ipython3"}
-KEPT_METADATA = ("tags", "jupyter", "editable", "deletable", "slideshow")
+KEPT_METADATA = ("tags", "jupyter", "editable", "deletable")
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 
 
@@ -55,6 +55,17 @@ def normalise_outputs(outputs, count):
     return kept
 
 
+def slide_type(cell, source):
+    """Where a cell stands in a slide show: a heading opens a slide, prose or a picture goes below it on a screen of
+    its own, an answer waits for a key, other code stays on the screen of the prose before it.
+    """
+    if cell["cell_type"] == "markdown":
+        return "slide" if re.search("^#{1,2} ", source, re.MULTILINE) else "subslide"
+    if any(kind.startswith("image/") for output in cell["outputs"] for kind in output.get("data", ())):
+        return "subslide"
+    return "fragment" if ".reveal(" in source else "-"
+
+
 def normalise(notebook, name):
     """The notebook in the form that is committed: fixed cell ids, counts and metadata, no widget state."""
     number = re.match(r"\d*", name).group() or re.sub(r"\W", "-", name)[:40]
@@ -69,6 +80,7 @@ def normalise(notebook, name):
         if cell["cell_type"] == "code":
             count += 1
             new.update(execution_count=count, outputs=normalise_outputs(cell["outputs"], count))
+        new["metadata"]["slideshow"] = {"slide_type": slide_type(new, source)}
         cells.append(new)
     metadata = {key: value for key, value in notebook["metadata"].items() if key != "widgets"}
     metadata.update(kernelspec=KERNELSPEC, language_info=LANGUAGE)
@@ -107,6 +119,52 @@ def execute_all(paths):
     return failed
 
 
+def build_slides(paths, folder=SITE / "slides"):
+    """A slide show for each notebook, executed anew; its explorers work in the slides, without a kernel."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in map(Path, paths):
+        notebook = nbformat.reads(dump(normalise(read(path), path.stem)), as_version=4)
+        notebook.cells.insert(0, nbformat.v4.new_code_cell(LIVE_EXPLORERS))
+        place = {"metadata": {"path": str(path.parent), "name": path.stem}}
+        NotebookClient(notebook, timeout=300, kernel_name="python3", resources=place,
+                       store_widget_state=False).execute()
+        del notebook.cells[0]
+        notebook = nbformat.reads(dump(normalise(notebook, path.stem)), as_version=4)
+        for cell in notebook.cells:  # a picture says it without the code that draws it
+            if cell.cell_type == "code" and cell.metadata.slideshow.slide_type == "subslide":
+                cell.metadata.transient = {"remove_source": True}
+        exporter = SlidesExporter(embed_images=True, reveal_scroll=True, reveal_transition="none",
+                                  reveal_width="1400", reveal_height="900")  # a line of code fits
+        page, _ = exporter.from_notebook_node(notebook, resources=place)
+        (folder / f"{path.stem}.html").write_text(page, encoding="utf-8")
+        print(f"Open {folder / path.stem}.html", flush=True)
+    return 0
+
+
+# Run before a notebook's first cell: an explorer shows itself as a page within the page instead of as its picture.
+# A lab that trains needs its kernel, so it stays a picture.
+LIVE_EXPLORERS = """
+def _live_explorers():
+    from html import escape
+    from IPython.display import display
+    from ppo_teach import canvas
+
+    def show(explorer, spec, picture=canvas._show):
+        if spec["actions"] or not isinstance(explorer, canvas.Explorer):
+            return picture(explorer, spec)
+        fit = ("document.body.style.zoom = 1.3; const all = document.documentElement; new ResizeObserver(() => {"
+               "frameElement.height = all.getBoundingClientRect().height + 5; }).observe(document.body);")
+        page = canvas.page(spec["name"], explorer).replace("<h1>", "<h1 hidden>")
+        page = escape(page.replace("</body>", f"<script>{fit}</script></body>"))
+        frame = f'<iframe title="{escape(spec["alt"])}" srcdoc="{page}" style="width: 100%; border: 0"></iframe>'
+        display(explorer.canvas._repr_mimebundle_()[0] | {"text/html": frame}, raw=True)
+
+    canvas._show = show
+
+_live_explorers()
+"""
+
+
 def title_of(notebook, default):
     """The text of the first heading."""
     prose = "\n".join(join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "markdown")
@@ -140,4 +198,4 @@ INDEX = """<!DOCTYPE html>
 """
 
 if __name__ == "__main__":
-    sys.exit({"execute": execute_all, "site": build_site}[sys.argv[1]](sys.argv[2:]))
+    sys.exit({"execute": execute_all, "site": build_site, "slides": build_slides}[sys.argv[1]](sys.argv[2:]))

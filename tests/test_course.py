@@ -341,7 +341,7 @@ def test_normalise_fixes_ids_counts_and_metadata():
     assert [cell["id"] for cell in notebook["cells"]] == ["03-000", "03-001", "03-002", "03-003", "03-004"]
     counts = [cell["execution_count"] for cell in notebook["cells"] if cell["cell_type"] == "code"]
     assert counts == [1, 2, 3, 4]
-    assert notebook["cells"][1]["metadata"] == {"tags": ["keep"]}
+    assert notebook["cells"][1]["metadata"] == {"tags": ["keep"], "slideshow": {"slide_type": "-"}}
     assert set(notebook["metadata"]) == {"kernelspec", "language_info"}
     assert notebook["metadata"]["kernelspec"]["display_name"] == "Python 3 (ipykernel)"
     assert "version" not in notebook["metadata"]["language_info"]
@@ -355,6 +355,18 @@ def test_normalise_cleans_outputs():
         {"output_type": "execute_result", "execution_count": 2, "metadata": {}, "data": data}]
     assert cells[3]["outputs"] == []
     assert cells[4]["outputs"][0]["traceback"] == ["ZeroDivisionError: division by zero"]
+
+
+def test_every_cell_has_its_place_in_the_slides():
+    def markdown(source):
+        return {"cell_type": "markdown", "id": "x", "source": source, "metadata": {"slideshow": {"slide_type": "skip"}}}
+
+    picture = {"output_type": "display_data", "metadata": {}, "data": {"image/png": "iVBORw0KGgo="}}
+    cells = [markdown("# Title"), markdown("Prose.\n### Small"), cell("gae(x)", stream("1")), cell("draw()", picture),
+             cell("guess.reveal(2)", stream("2")), markdown("An end.\n\n## 3.2 A start")]
+    notebook = notebook_files.normalise({"cells": cells, "metadata": {}}, "03_kl_leash")
+    types = [cell["metadata"]["slideshow"]["slide_type"] for cell in notebook["cells"]]
+    assert types == ["slide", "subslide", "-", "subslide", "fragment", "slide"]
 
 
 def test_normalise_changes_nothing_the_second_time_and_leaves_its_input_alone():

@@ -107,10 +107,10 @@ def kl_explorer(world=None, reference=None, *, policy=None, prompt=1, response=(
         presets={"Default": {"kl_coef": 0.3, "estimator": "k1", "distance": 0.4, "samples": 8},
                  "No leash": {"kl_coef": 0}, "Tight leash": {"kl_coef": 1},
                  "Far away, few samples": {"distance": 1, "samples": 4}},
-        caption="Left: 30 batches of n real samples; the dashed line is their mean, and a dot outside the "
-                "panel stands on its edge. Right: one response. What does a token earn that the policy has "
+        caption="Left: 30 batches of n real samples; the dashed line is their mean, and a batch outside "
+                "the panel stands on its edge. Right: one response. What does a token earn that the policy has "
                 "made rarer?",
-        alt="Left: 30 dots, one for each batch, scatter around a solid line at the exact KL; with k1, few "
+        alt="Left: 30 triangles, one for each batch, scatter around a solid line at the exact KL; with k1, few "
             "samples and a small distance some lie below zero. Right: for each token of a response a bar for "
             "its KL cost, and at the last token a bar for the score; the cost bars grow with β and with the "
             "distance.",

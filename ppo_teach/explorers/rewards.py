@@ -44,7 +44,7 @@ def reward_model_explorer(measured):
          Panel("A thin band ranks reviews like the truth", "true score of a review", "learned score",
                (-3.4, 3.4), (-2.8, 2.8), zero=True)],
         [line("bradley_terry", x, curve, label="Bradley-Terry", label_at="key"),
-         points("raters", of("difference"), of("preferred"), "score", label="held-out pairs, in bins"),
+         points("raters", of("difference"), of("preferred"), "score", label="held-out pairs, in tenths"),
          guide("no_difference", 0.0),
          points("reviews", measured["true"], of("learned"), "score", panel=1, size=6)],
         height=330,
@@ -55,9 +55,9 @@ def reward_model_explorer(measured):
         presets={"A weekend of rating": {"num_pairs": 100, "noise": 0.1},
                  "Many careful raters": {"num_pairs": 3000, "noise": 0.0},
                  "Many careless raters": {"num_pairs": 3000, "noise": 0.4}},
-        caption="Stored runs, measured by figures/make_reward_models.py; dots: one model, numbers: mean of "
+        caption="Stored runs, measured by figures/make_reward_models.py; triangles: one model, numbers: mean of "
                 "three. What do ten times the pairs repair, and what not?",
-        alt="Left: ten dots over the model's score difference, with the S-shaped curve of Bradley and Terry; "
+        alt="Left: ten triangles over the model's score difference, with the S-shaped curve of Bradley and Terry; "
             "with few pairs they bunch in the middle and are steeper than the curve, with many they spread "
             "along it. Right: learned over true scores of held-out reviews: a cloud with few pairs, a rising "
             "band with many.",

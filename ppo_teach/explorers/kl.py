@@ -96,7 +96,7 @@ def kl_explorer(world=None, reference=None, *, policy=None, prompt=1, response=(
         "kl_explorer", sliders,
         [Panel("Small batches miss the exact KL", "batch", "mean Σ k of the batch, nats",
                (0, BATCHES + 1), (LOWEST - 0.2, HIGHEST + 0.2), zero=True),
-         Panel(f"After '{world.decode(asked[0])}': each token pays, the last earns", "token of the response",
+         Panel(f"After '{world.decode(asked[0])}': KL all the way, score at the end", "token of the response",
                "reward", (-0.6, length - 0.4), (-2.6, 3.2), zero=True, xticks=words)],
         marks, height=330,
         words="With {samples} samples, {estimator} is below 0 in {below:.0f} of 30 batches; their mean is "

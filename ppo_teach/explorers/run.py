@@ -51,6 +51,10 @@ PRESETS = {
     "No critic": ({}, 0.0, "The critic learns nothing, so the advantage is all luck and score. Does PPO still learn?"),
 }  # fmt: skip
 NOTHING = dict(x=[np.nan], y=[np.nan])
+# A projector is wide and low: two sliders a row, so that the knobs stay on the screen under the curves.
+LARGE = (".ppo-large { zoom: 1.5; } .ppo-large .ppo-canvas { max-width: none; } .ppo-large .ppo-choice "
+         "{ grid-column: span 2; } .ppo-large .ppo-sliders "
+         "{ grid-template-columns: repeat(2, max-content minmax(80px, 1fr) max-content); }")  # fmt: skip
 
 
 def training_lab(world=None, config=None, *, num_updates=60, seed=0):
@@ -345,7 +349,7 @@ class TrainingLab(Explorer):
         cells = "".join(f'<td style="{style}"><b>{title}</b>{self._reviews(batch, meaning)}</td>'
                         for title, batch, meaning in columns)  # fmt: skip
         self.reviews.value = (
-            "<style>.ppo-large { zoom: 1.5; }</style>"
+            f"<style>{LARGE}</style>"
             f'<table style="width: 100%; background: #fff; color: #1a1a1a; font-size: 14px;"><tr>{cells}</tr></table>'
         )
 

@@ -26,11 +26,15 @@ def status(url):
 
 
 def test_a_visitor_trains_turns_stops_and_starts_again():
-    with ServedLab() as served, browser_page(width=1300, height=1100) as page:
+    with ServedLab() as served, browser_page(width=1920, height=1080) as page:
         shown = visit(served, page)
         assert page.title() == "PPO, the live lab"
         box = shown.canvas.bounding_box()
-        assert abs(box["x"] + box["width"] / 2 - 650) < 30, "in the middle"
+        assert abs(box["x"] + box["width"] / 2 - 960) < 30, "in the middle"
+        shown.press("Large type")
+        page.wait_for_function("() => document.querySelector('.ppo-canvas').getBoundingClientRect().width > 1700")
+        knob = shown.canvas.locator("input[data-slider=learning_rate]").bounding_box()
+        assert knob["y"] + knob["height"] < 1080, "curves and knobs are on the projector's screen together"
         shown.learns_and_obeys(lambda: shown.press("Start"))
         assert page.problems == []
 

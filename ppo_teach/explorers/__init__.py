@@ -6,6 +6,7 @@ All it needs is passed in or made inside: no notebook variable can break it. One
 
 from .clipping import clip_explorer
 from .gae import gae_explorer
+from .hacking import hacking_explorer
 from .how_far import frontier_explorer
 from .kl import kl_explorer
 from .policy import sampling_explorer
@@ -17,6 +18,7 @@ __all__ = [
     "clip_explorer",
     "frontier_explorer",
     "gae_explorer",
+    "hacking_explorer",
     "kl_explorer",
     "reward_model_explorer",
     "sampling_explorer",

@@ -152,8 +152,9 @@ def _live_explorers():
     def show(explorer, spec, picture=canvas._show):
         if spec["actions"] or not isinstance(explorer, canvas.Explorer):
             return picture(explorer, spec)
-        fit = ("document.body.style.zoom = 1.3; const all = document.documentElement; new ResizeObserver(() => {"
-               "frameElement.height = all.getBoundingClientRect().height + 5; }).observe(document.body);")
+        fit = ("const { body, documentElement } = document; new ResizeObserver(() => {"
+               "body.style.zoom = Math.min(1.3, 780 / body.offsetHeight);"  # as large as the slide allows
+               "frameElement.height = documentElement.getBoundingClientRect().height + 5; }).observe(body);")
         page = canvas.page(spec["name"], explorer).replace("<h1>", "<h1 hidden>")
         page = escape(page.replace("</body>", f"<script>{fit}</script></body>"))
         frame = f'<iframe title="{escape(spec["alt"])}" srcdoc="{page}" style="width: 100%; border: 0"></iframe>'

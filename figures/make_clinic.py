@@ -1,7 +1,8 @@
 """Train every patient of the bug clinic, and three healthy runs: python figures/make_clinic.py
 
 Writes figures/runs/clinic.json (metrics of every update, a few reviews of the last one); what is there already is kept,
-so an interrupted call goes on. About four minutes of one CPU thread. The notebook's long curves come from here.
+so an interrupted call goes on. About four minutes of one CPU thread. The notebook's long curves come from here. Then it
+prints what they show into figures/clinic_table.png.
 """
 
 import argparse
@@ -9,6 +10,8 @@ import json
 from pathlib import Path
 
 from ppo_teach.bugs import BUGS, VITALS, Patient
+from ppo_teach.explorers.clinic import symptom_table
+from ppo_teach.plots import plot_table
 
 FILE = Path(__file__).parent / "runs" / "clinic.json"
 CURVES = ("true_score", "entropy", "value_loss", "policy_loss", "explained_variance", "clip_fraction", "grad_norm",
@@ -42,9 +45,18 @@ def main(file=FILE, num_updates=40, batch_size=64, bugs=tuple(BUGS)):
     return data
 
 
+def table(runs):
+    """The runs as a page to print: symptom, likely causes, check."""
+    header = ("symptom", "likely causes", "check: a healthy run stays ...")
+    title = "What the clinic's patients show after 40 updates"
+    return plot_table(symptom_table(runs), header, (24, 62, 44), title=title)
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--file", type=Path, default=FILE)
     parser.add_argument("--num-updates", type=int, default=40)
     parser.add_argument("--batch-size", type=int, default=64)
-    main(**vars(parser.parse_args()))
+    options = parser.parse_args()
+    figure = table(main(**vars(options))["runs"])
+    figure.savefig(options.file.parent.parent / "clinic_table.png", dpi=150, metadata={"Software": None})

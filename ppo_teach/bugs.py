@@ -7,6 +7,7 @@ is shown is the diff that runs. The package itself is never touched: there is no
 import inspect
 import math
 from dataclasses import dataclass, field, replace
+from functools import cache
 from importlib import import_module
 from types import ModuleType
 
@@ -50,28 +51,35 @@ def private_modules(bug=None):
     """Fresh copies of the modules that make a training step, with the bug's line in one of them: dict name -> module.
 
     Raises: ValueError when the line to be exchanged does not stand there exactly once.
+    Taught in: notebooks/10_bug_clinic.ipynb
     """
     copies = {}
     for name in ORGANS:
-        real = import_module(f".{name}", __package__)
-        source = inspect.getsource(real)
-        if bug is not None and name == bug.module:
-            lines = source.splitlines()
-            places = [i for i, line in enumerate(lines) if line.strip() == bug.right]
-            if len(places) != 1:
-                raise ValueError(f"right must stand once in {name}.py, got {len(places)} times: {bug.right!r}")
-            indent = lines[places[0]][: -len(bug.right)]
-            lines[places[0]] = indent + bug.wrong
-            source = "\n".join(lines)
-        copy = ModuleType(real.__name__)
+        copy = ModuleType(f"{__package__}.{name}")
         copy.__package__ = __package__
-        exec(compile(source, f"<{bug.id if bug else 'healthy'} {name}>", "exec"), vars(copy))
+        lines = (bug.right, bug.wrong) if bug is not None and bug.module == name else None
+        exec(_compiled(name, lines), vars(copy))
         for other in copies.values():  # what it imported from a module copied before comes from that copy
             vars(copy).update({key: thing for key, thing in vars(other).items() if key in vars(copy)
                                and getattr(thing, "__module__", None) == other.__name__})  # fmt: skip
         copies[name] = copy
     copies["train"].TrainingLog = import_module(".train", __package__).TrainingLog  # logs leave the clinic
     return copies
+
+
+@cache
+def _compiled(name, exchange):
+    """A module's own source, with one line exchanged for another, as code."""
+    source = inspect.getsource(import_module(f".{name}", __package__))
+    if exchange is not None:
+        (right, wrong), lines = exchange, source.splitlines()
+        places = [i for i, line in enumerate(lines) if line.strip() == right]
+        if len(places) != 1:
+            raise ValueError(f"right must stand once in {name}.py, got {len(places)} times: {right!r}")
+        (place,) = places
+        lines[place] = lines[place].replace(right, wrong)
+        source = "\n".join(lines)
+    return compile(source, f"<{name}, one line exchanged>" if exchange else f"<{name}>", "exec")
 
 
 class Patient:
@@ -175,7 +183,7 @@ class Patient:
         is_eos = (now.response_ids == self.world.eos_id) & real
         log_ratio = torch.where(real, now.log_probs_old - now.log_probs_ref, 0)
         paid = torch.where(real, rewards, 0)
-        owed = now.scores - row["kl_coef"] * kl_from_log_ratio(log_ratio, config.kl_estimator).sum(1)
+        kl = kl_from_log_ratio(log_ratio, config.kl_estimator)
         steps = max(row["num_steps"], 1.0)
         self.heard = {}
         return {
@@ -184,7 +192,7 @@ class Patient:
             "first_kl": first["approx_kl"],
             "first_ratio": first["mean_ratio"],
             "eos_kept": masked_mean(now.mask.float(), is_eos).item() if is_eos.any() else 1.0,
-            "reward_gap": (paid.sum(1) - owed).abs().mean().item(),
+            "reward_gap": reward_gap(paid, now.scores, kl, row["kl_coef"], real).mean().item(),
             "kl_error": row["kl_per_response"] - log_ratio.sum(1).mean().item(),
             "advantage_mean": masked_mean(advantages, real).item(),
             "last_return": masked_mean((returns - paid).abs(), is_eos).item(),
@@ -224,6 +232,16 @@ class Patient:
             "clipped_push": clipped_push.norm().item(), "idle_push": idle_push.norm().item(),
             "value_push": value_push.norm().item(),
         }  # fmt: skip
+
+
+def reward_gap(rewards, scores, kl, kl_coef, mask):
+    """How far each response's rewards are from adding up to what they should: |Σ_t r_t - (R - β Σ_t k_t)|.
+
+    Args: rewards, kl, mask [B, T]; scores [B]; kl_coef β. Returns: [B], 0 for a healthy step.
+    Taught in: notebooks/10_bug_clinic.ipynb
+    """
+    rewards, kl = torch.where(mask, rewards, 0), torch.where(mask, kl, 0)
+    return (rewards.sum(1) - (scores - kl_coef * kl.sum(1))).abs()
 
 
 def _gradient(loss, weights):
@@ -358,7 +376,9 @@ _BUGS = (  # diff and number are exact; the symptom is what was seen in ReviewWo
         "value_push"),
     Bug("mask_drops_eos", "the mask drops EOS", "tensor_ops",
         "seen_before = is_eos.long().cumsum(1) - is_eos.long()  # how many EOS stand strictly before this position",
-        "seen_before = is_eos.long().cumsum(1)", "", "eos_kept"),
+        "seen_before = is_eos.long().cumsum(1)",
+        "Here the score is fine; stopping is never trained, which hurts where reviews do not stop by themselves.",
+        "eos_kept"),
     Bug("mean_over_pads", "the mean divides by all cells", "tensor_ops",
         "return (kept.sum(dim, dtype=wide) / mask.sum(dim).clamp(min=1)).to(x.dtype)",
         "return (kept.sum(dim, dtype=wide) / mask.numel()).to(x.dtype)",

@@ -94,15 +94,18 @@ def read_batch(batch):
 def checkup(batch):
     """Say what looks wrong in a batch of PPO tensors, and which fault of the clinic it resembles.
 
-    Args: batch, a dict or dataclass with any of FIELDS (or the names that TRL, OpenRLHF and verl use for them); what
-        is missing is skipped. Every test is exact up to rounding, but "surprise", which is statistical.
+    Args: batch, a dict or dataclass with any of FIELDS (or the names that TRL, OpenRLHF and verl use for them). What
+        is missing is skipped; without a mask, responses and eos_id give one. Every test is exact up to rounding, but
+        for the one that compares -log p with the entropy: it is statistical, and wants 8 responses or more.
     Returns: list of Finding; empty = nothing was seen, which is no proof of health.
     Raises: ValueError for shapes that do not fit together.
     Taught in: notebooks/10_bug_clinic.ipynb
     """
     given = read_batch(batch)
     tensor = next((x for x in given.values() if isinstance(x, torch.Tensor) and x.ndim == 2), None)
-    if tensor is not None:
+    if "mask" not in given and _has(given, "responses", "eos_id"):
+        given["mask"] = response_mask(given["responses"].long(), int(given["eos_id"]))
+    elif tensor is not None:
         given.setdefault("mask", torch.ones_like(tensor, dtype=torch.bool))
     return [Finding(name, message, tuple(like)) for test in _TESTS for name, message, *like in test(given)]
 
@@ -222,16 +225,17 @@ def _advantages(given):
     if "log_probs_new" in given:  # part of a rollout: whitened with the rest of it
         return
     whitened, raw = abs(spread - 1) < 0.01, None
+    over_all = abs(cells.mean()) < 1e-3 and abs(cells.std(correction=0) - 1) < 1e-3
     if _has(given, "returns", "values"):
         A, G, V = _numbers(given, "advantages", "returns", "values")
         raw = not _off(A, G - V)
-    if abs(mean) > 1e-3 and abs(cells.mean()) < 1e-3 and abs(cells.std(correction=0) - 1) < 1e-3:
+    if over_all and abs(mean) > 1e-3:
         yield ("whitened with the pads", f"mean 0 over all cells, but {mean:.2f} over the real tokens. Does the "
                "whitening get the mask?", "whitened_over_pads")  # fmt: skip
     elif whitened and not raw and abs(mean) > 1e-2:
         yield ("not centred", f"spread 1, but mean {mean:.2f}: scaled as in whitening, but not shifted. Is the mean "
                "added back?", "mean_added_back")  # fmt: skip
-    if raw and whitened and abs(mean) < 1e-3:
+    if raw and (over_all or whitened and abs(mean) < 1e-3):
         yield ("returns from whitened advantages", "returns - values has mean 0 and spread 1, so the critic's targets "
                "have lost the units of the reward. Which is made first?", "returns_whitened")  # fmt: skip
     elif _has(given, "rewards", "returns", "responses", "eos_id"):

@@ -537,3 +537,29 @@ def plot_over_distance(panels, *, title, ylabel="score"):
     figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=FONT - 2, frameon=False)
     figure.suptitle(title, fontsize=FONT + 1, fontweight="bold", x=0.01, ha="left")
     return figure
+
+
+def plot_table(rows, header, widths, *, title):
+    """Texts in rows and columns, wrapped, as a page to print.
+
+    Args: rows, lists of texts; header, a text a column; widths, letters that fit into each column. Returns: Figure.
+    Raises: ValueError when a row does not have a text for each column.
+    Taught in: notebooks/10_bug_clinic.ipynb
+    """
+    if bad := [row for row in rows if not len(row) == len(header) == len(widths)]:
+        raise ValueError(f"each row must have {len(header)} texts, got {len(bad[0])}: {bad[0]}")
+    wrapped = [[textwrap.wrap(text, width) for text, width in zip(row, widths)] for row in (header, *rows)]
+    heights = [max(map(len, row)) + 0.7 for row in wrapped]
+    figure, axes = new_figure(size=(0.074 * sum(widths) + 0.4, 0.18 * sum(heights) + 0.5))
+    ax, top, left = axes[0, 0], 0.0, np.concatenate([[0], np.cumsum(widths)])
+    ax.set(xlim=(0, left[-1]), ylim=(sum(heights), 0))
+    ax.axis("off")
+    for number, (row, height) in enumerate(zip(wrapped, heights)):
+        if number % 2:
+            ax.axhspan(top, top + height, color="#F2F2F2", linewidth=0)
+        for x, lines in zip(left, row):
+            ax.text(x + 0.6, top + 0.3, "\n".join(lines), va="top", fontsize=FONT - 3, linespacing=1.35,
+                    fontweight="normal" if number else "bold", color=COLORS["black"])  # fmt: skip
+        top += height
+    _title(ax, title, width=round(0.7 * left[-1]))
+    return figure

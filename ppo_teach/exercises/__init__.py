@@ -8,7 +8,8 @@ from IPython.display import display
 
 from ..checker import Hint
 from ..notebook import show_source
-from . import clipping, gae, hacking, how_far, kl, policy, rewards, run, step
+from . import clinic, clipping, gae, hacking, how_far, kl, policy, rewards, run, step
+from .clinic import check_broken_lines, check_patients, check_reward_gap
 from .clipping import check_clip_fraction, check_clipped_policy_loss, check_quadrants
 from .gae import check_gae, check_masked_whiten, check_td_errors
 from .hacking import check_leash_and_stop, check_own_reward, check_stop_by_signs
@@ -19,7 +20,7 @@ from .rewards import check_bradley_terry, check_place_scores
 from .run import check_first_at_90, check_reward_under_budget, check_useless_critic
 from .step import check_invariants, check_training_step
 
-TASKS = {task.name: task for module in (clipping, gae, hacking, how_far, kl, policy, rewards, run, step) for task in module.EXERCISES}
+TASKS = {task.name: task for module in (clinic, clipping, gae, hacking, how_far, kl, policy, rewards, run, step) for task in module.EXERCISES}
 
 
 def hint(name: str, level: int = 1) -> None:

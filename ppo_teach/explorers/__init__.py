@@ -4,6 +4,7 @@ Every explorer is a function that returns an `Explorer` (a widget) with `.slider
 All it needs is passed in or made inside: no notebook variable can break it. One module a notebook.
 """
 
+from .clinic import clinic_explorer
 from .clipping import clip_explorer
 from .gae import gae_explorer
 from .hacking import hacking_explorer
@@ -15,6 +16,7 @@ from .step import step_explorer
 from .run import training_lab
 
 __all__ = [
+    "clinic_explorer",
     "clip_explorer",
     "frontier_explorer",
     "gae_explorer",

@@ -8,7 +8,7 @@ from ppo_teach.bugs import BUGS
 from ppo_teach.checkup import checkup
 from ppo_teach.exercises import check_broken_lines, check_patients, check_reward_gap
 from ppo_teach.exercises.clinic import BROKEN, SOUND, WARD, broken_step
-from ppo_teach.explorers.clinic import patients
+from ppo_teach.explorers.clinic import patients, symptoms
 
 RIGHT = {number: bug for number, (bug, _) in WARD.items()}
 
@@ -16,6 +16,7 @@ RIGHT = {number: bug for number, (bug, _) in WARD.items()}
 # ---- 10.1 ------------------------------------------------------------------------------------------------
 def test_the_ward_is_that_of_the_explorer():
     assert all(patients(RUNS)[number - 1] == bug for number, bug in RIGHT.items())
+    assert sum("score too low" in symptoms(RUNS)[bug] for bug in RIGHT.values()) == 1, "as the praise says"
 
 
 def test_the_five_names_are_accepted_and_more_do_no_harm():

@@ -44,7 +44,7 @@ def check_patients(answer) -> Verdict:
         return say("unknown_id", f"{unknown[0]!r} is no id of BUGS.", "Which ids does `list(BUGS)` show?")
     wrong = [number for number, (bug, _) in WARD.items() if answer[number] != bug]
     if not wrong:
-        return say(None, "All five. Three of them would pass for healthy by their score.", ok=True)
+        return say(None, "All five. Only one of them has a score that is too low.", ok=True)
     first, found = wrong[0], len(WARD) - len(wrong)
     claimed, real = BUGS[answer[first]], BUGS[WARD[first][0]]
     why = f"That fault shows in {claimed.number}: {VITALS[claimed.number][0]}."

@@ -305,6 +305,30 @@ def test_ci_runs_the_test_command_and_is_executable():
     assert os.name == "nt" or os.access(script, os.X_OK)
 
 
+STUB = "#!/bin/sh\necho \"$(basename $0) $*\" >> \"$LOG\"\n"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="runs in a Linux image")
+def test_an_image_for_a_hub_installs_what_course_py_would(tmp_path):
+    (tmp_path / "pip").write_text(STUB)
+    (tmp_path / "pip").chmod(0o755)
+    env = dict(os.environ, PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}", LOG=str(tmp_path / "log"))
+    subprocess.run([ROOT / ".binder" / "postBuild"], cwd=ROOT, env=env, check=True)
+    torch, everything = (tmp_path / "log").read_text().splitlines()
+    pin = next(line for line in (ROOT / "requirements.txt").read_text().splitlines() if line.startswith("torch=="))
+    assert torch.split()[3:] == [pin, "--extra-index-url", course.TORCH_CPU_INDEX]
+    assert everything.split()[3:] == ["-r", "requirements.txt", "-e", "."]
+    version = (ROOT / ".binder" / "runtime.txt").read_text().strip()
+    assert version == "python-{}.{}".format(*course.OLDEST_PYTHON)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="runs in a Linux image")
+def test_a_hub_starts_servers_with_the_settings_of_course_py():
+    env = {"PATH": os.environ["PATH"], "REPO_DIR": str(ROOT), "JUPYTER_CONFIG_PATH": "theirs"}
+    done = subprocess.run([ROOT / ".binder" / "start", "env"], env=env, capture_output=True, text=True, check=True)
+    assert {"OMP_NUM_THREADS=1", f"JUPYTER_CONFIG_PATH={ROOT}/.course:theirs"} <= set(done.stdout.splitlines())
+
+
 # ---------------------------------------------------------------- notebook files
 
 def cell(source, *outputs, **metadata):

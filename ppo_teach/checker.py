@@ -148,6 +148,9 @@ def check(exercise: Exercise, fn) -> Verdict:
                        f"It was raised {_line_of(fn, error.__traceback__)}, in the case '{name}'.")
         if number == 0 and _untouched(result):
             return say(None, attempted=False)
+        if result is None:
+            return say("nothing", f"Your function returns nothing in the case '{name}'.",
+                       "Which way through your code meets no `return`?")
         if changed := [key for key, value in arguments.items() if not _same(value, given[key])]:
             return say("in_place", f"Your function changed its argument `{changed[0]}`.",
                        "The caller still needs it. Which of your lines writes into it?")
@@ -230,6 +233,9 @@ def _as_tensor(result, right, exercise):
                       f"A tensor of shape {exercise.shapes} is needed. What does your `return` give back?")
     if list(result.shape) != want:
         given = list(result.shape)
+        if not want:
+            return None, ("wrong_shape", f"Your result has shape {given}; one number is asked for.",
+                          "Which of your numbers answers the question?")
         return None, ("wrong_shape", f"Your result has shape {given}; {exercise.shapes} is {want} here.",
                       "Over which axis do you sum or stack, and which one has to stay?")
     if result.requires_grad and not right.requires_grad:
@@ -283,9 +289,9 @@ def _unknown_mistake(exercise, entry):
     index = _worst(exercise, yours, right)
     side = "too high" if yours[index] > right[index] else "too low"
     share = int((~torch.isclose(yours, right, rtol=1e-4, atol=1e-4)).sum())
-    where = f"{exercise.place(name, *index)}: {yours[index].item():.3f} is {side}"
-    return ("unknown", f"In the case '{name}', {share} of {yours.numel()} numbers are off. "
-            f"The largest difference is {where}.",
+    where = f"{exercise.place(name, *index)}: {_number(yours[index].item(), exercise)} is {side}"
+    many = f"In the case '{name}', {share} of {yours.numel()} numbers are off. The largest difference is"
+    return ("unknown", f"{many if yours.numel() > 1 else 'Your number is off'} {where}.",
             "Work that one number out by hand: at which step do you and your code part?")
 
 

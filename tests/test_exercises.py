@@ -95,6 +95,7 @@ FORMS = {
     "wrong_type": (lambda ref, R, b: "later", "a str"),
     "wrong_shape": (lambda ref, R, b: (ref + R / b).logsumexp(-1), "shape [1]"),
     "wrong_dtype": (lambda ref, R, b: (ref + R / b).log_softmax(-1).long(), "torch.int64"),
+    "nothing": (lambda ref, R, b: (ref + R / b).log_softmax(-1) if len(R) == 1 else None, "'two prompts'"),
     "not_finite": (naive, "scores of 900"),
     "in_place": (in_place, "`scores`"),
     "exception": (raises, "`return torch.cat(tilted, tilted)  # the student's own line`"),

@@ -27,6 +27,15 @@ def test_other_right_readers_are_accepted(fn):
 
 
 @pytest.mark.parametrize(
+    ("fn", "said"),
+    [(lambda r: [0, 1], "shape [2]; one number is asked for"), (lambda r: 7, "Your number is off in the case"),
+     (lambda r: 3 if r[0] == 0 else None, "returns nothing in the case 'from -2'")],
+)  # fmt: skip
+def test_a_wrong_reader_is_told_what_is_wrong_with_its_one_number(fn, said):
+    assert said in check_first_at_90(fn).message
+
+
+@pytest.mark.parametrize(
     ("values", "mistake"),
     [([4, 4, 4], "constant"), ([2, 4, 6], "not_zero"), ([6, 4, 2], "not_zero"), ([4, 8], "not_three"),
      ("abc", "not_numbers"), ([4, 8, 13], "not_zero")],

@@ -119,7 +119,7 @@ def test_a_preset_sets_its_knobs_and_asks(preset):
         assert "gamma" in values or lab.sliders["gamma"].value == 1.0
         assert (lab.run.trainer.score is lab.learned) == ("score" in values)
         lab.step()
-        assert len(lab.log) == 1
+        assert len(lab.log) == 1 and ("The critic learns nothing" in lab.words) == (preset == "No critic")
 
     use(scenario)
 

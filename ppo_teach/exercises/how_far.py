@@ -78,6 +78,10 @@ OPTIMAL_POLICY = Exercise(
             lambda ref, R, b: (ref + R / b).log_softmax(0),
             "You normalise over the prompts: {place} you say {yours}.",
             "Which numbers are the probabilities of one prompt, a row or a column?"),
+        "over_everything": Mistake(
+            lambda ref, R, b: ref + R / b - (ref + R / b).flatten().logsumexp(0),
+            "Your probabilities of *all* prompts together add up to 1: {place} you say {yours}.",
+            "A response answers one prompt. How many distributions are in your table?"),
         "probabilities": Mistake(
             lambda ref, R, b: _normal(ref + R / b).exp(),
             "You return probabilities: {place} you say {yours}, and a log-probability is never above 0.",
@@ -206,6 +210,22 @@ SOFT_VALUES = Exercise(
             _backward(_one_step, future=0.0),
             "Every row of yours is the same: {yours} {place}. It sees the next reward and nothing after it.",
             "Q* of a word is its reward plus what?"),
+        "future_undivided": Mistake(
+            lambda ref, r, T, b: _backward(_one_step, future=b)(ref, r, T, b),
+            "What comes after a word enters the exponential without β: {yours} {place}.",
+            "Reward and V* have the same unit. What turns each of them into nats?"),
+        "ended_too_late": Mistake(
+            lambda ref, r, T, b: _backward(_one_step, ended=False)(ref, r, T, b) * (torch.arange(len(r)) > 0),
+            "Your column of '<eos>' is 0 at the end, but was not when the step before used it: {yours} {place}.",
+            "At which moment of the pass is V* of an ended response needed?"),
+        "one_step_short": Mistake(
+            lambda ref, r, T, b: torch.cat([_backward(_one_step)(ref, r, T, b)[1:], torch.zeros_like(r[:1])]),
+            "Your last row is 0, as if no word could be written any more: {yours} {place}.",
+            "After num_steps - 1 words, how many may still come?"),
+        "paid_at_the_end": Mistake(
+            lambda ref, r, T, b: _backward(_one_step)(ref, r * (torch.arange(len(r)) == 0), T, b),
+            "Only '<eos>' pays in your table: {yours} {place}.",
+            "That was the tree. When does a step pay here?"),
         "future_subtracted": Mistake(
             _backward(_one_step, future=-1.0),
             "You subtract what comes after a word: {yours} {place}.",

@@ -36,6 +36,10 @@ FIRST_AT_90 = Exercise(
             _first(lambda r, x: x - r[0] >= 0.9 * (max(r) - r[0])),
             "You say update {yours} {place}: you measure against the highest value.",
             "Where does the way end, at the last value or at a lucky one?"),
+        "share_of_highest": Mistake(
+            _first(lambda r, x: x >= 0.9 * max(r)),
+            "You say update {yours} {place}: the first value that is 90% of the highest one.",
+            "Where does the way begin, and where does it end?"),
         "strictly": Mistake(
             _first(lambda r, x: x - r[0] > 0.9 * (r[-1] - r[0])),
             "You say update {yours} {place}: a value of exactly 90% does not count for you.",

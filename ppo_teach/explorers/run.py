@@ -41,7 +41,7 @@ EPSILONS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0)
 KNOBS = {"kl_coef": "β", "clip_epsilon": "ε", "gamma": "γ", "lam": "λ", "num_epochs": "epochs", "learning_rate": "lr"}
 # name -> sliders that differ from the start, value_coef, what to predict
 PRESETS = {
-    "Healthy": ({}, VALUE_COEF, "Which of the six curves settles first, and does the KL ever fall?"),
+    "Healthy": ({}, VALUE_COEF, "Which curve settles first, and does the KL ever fall?"),
     "No leash": (dict(kl_coef=0, score="learned"), VALUE_COEF,
                  "The policy is paid by a learned score, and KL is free. What will the true score do?"),
     "Huge steps": (dict(clip_epsilon=1.0, num_epochs=8, learning_rate=2e-3), VALUE_COEF,
@@ -76,7 +76,7 @@ def _sliders(config, seed, learned):
         Slider("kl_coef", "β", BETAS, start("kl_coef"), "KL coefficient", "{:g}"),
         Slider("clip_epsilon", "ε", EPSILONS, start("clip_epsilon"), "clip epsilon", "{:g}"),
         Slider("gamma", "γ", (0.5, 0.8, 0.9, 0.95, 0.99, 1.0), start("gamma"), "discount", "{:g}"),
-        Slider("lam", "λ", (0.0, 0.5, 0.8, 0.9, 0.95, 1.0), start("lam"), "of GAE", "{:g}"),
+        Slider("lam", "λ", (0.0, 0.5, 0.8, 0.9, 0.95, 1.0), start("lam"), "GAE", "{:g}"),
         Slider("num_epochs", "K", range(1, 9), start("num_epochs"), "epochs"),
         Slider("learning_rate", "α", (1e-4, 2e-4, 5e-4, 1e-3, 2e-3), start("learning_rate"), "learning rate", "{:g}"),
         Slider("seed", "#", range(10), seed, "seed, from the next Reset"),
@@ -338,13 +338,17 @@ class TrainingLab(Explorer):
         if config.kl_coef >= self.best["beta"].min() and not learned:
             best = np.interp(config.kl_coef, self.best["beta"], self.best["objective"])
             said += f" The best possible is worth {best:+.2f}."
+        if not config.value_coef:  # no slider shows it
+            said += " The critic learns nothing."
         return said.replace(" -", " −")
 
     def _show_reviews(self):
         rollout = getattr(self.run.trainer, "rollout", None) if self.run else None
         if self.run is None:
             return
-        columns = [("Before", self.before, None), ("Now", rollout or self.before, self.sliders["colour"].value)]
+        colour = self.sliders["colour"].value
+        columns = [("Before, with the score that is paid", self.before, None),
+                   (f"Now; darker: {colour} further from 0; underlined: below 0", rollout or self.before, colour)]
         style = "width: 50%; padding: 4px 10px; text-align: left; vertical-align: top;"
         cells = "".join(f'<td style="{style}"><b>{title}</b>{self._reviews(batch, meaning)}</td>'
                         for title, batch, meaning in columns)  # fmt: skip

@@ -456,14 +456,14 @@ def plot_ablations(rows, *, title, baseline="baseline", value="share", xlabel="s
         color = TEXT_COLORS["policy" if name == baseline else "black"]
         ax.plot(np.maximum(values, edge), np.full(len(values), y), "o", markersize=4, color=color, alpha=0.35)
         mean, error = values.mean(), values.std(ddof=1) / len(values) ** 0.5 if len(values) > 1 else 0.0
+        far = ", ".join(f"{value:.2f}" for value in values[values < edge])
         if mean > edge:
             ax.errorbar(mean, y, xerr=error, fmt="D", markersize=6, color=color, capsize=3)
         else:
-            ax.annotate(f"mean {mean:.2f}".replace("-", "−"), (edge, y), xytext=(110, 0), textcoords="offset points",
-                        va="center", fontsize=FONT - 2)  # fmt: skip
-        far = ", ".join(f"{value:.2f}".replace("-", "−") for value in values[values < edge])
-        if far:
-            ax.annotate(f"◂ {far}", (edge, y), xytext=(6, 0), textcoords="offset points", va="center", fontsize=FONT - 2)
+            far += f"   mean {mean:.2f}"
+        if far:  # on white: the error bar may pass here
+            ax.annotate("◂ " + far.replace("-", "−"), (edge, y), xytext=(6, 0), textcoords="offset points", va="center",
+                        fontsize=FONT - 2, bbox=dict(facecolor="white", edgecolor="none", pad=0.5))  # fmt: skip
     ax.axvline(table[baseline].mean(), color=TEXT_COLORS["policy"], linewidth=1, linestyle=(0, (4, 3)))
     ax.set_yticks(range(len(table)), table, fontsize=FONT - 1)
     ax.set_xlim(edge - 0.01, 1.005)

@@ -15,7 +15,7 @@ from ppo_teach.plots import plot_table
 
 FILE = Path(__file__).parent / "runs" / "clinic.json"
 CURVES = ("true_score", "entropy", "value_loss", "policy_loss", "explained_variance", "clip_fraction", "grad_norm",
-          "mean_ratio", "response_length", "score_gain", "critic_gap")  # fmt: skip
+          "mean_ratio", "response_length")  # fmt: skip
 HEALTHY_SEEDS = (0, 1, 2)
 
 

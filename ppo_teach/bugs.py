@@ -106,7 +106,6 @@ class Patient:
         self.log = train.TrainingLog(self.trainer.log.info)
         self.log.samples = self.trainer.log.samples
         # from here on these also write down what they see; they are the copy's own, so nobody else is overheard
-        self._sound = train.minibatch_loss, rollout.freeze_rollout
         for name in ("shaped_advantages", "shape_rewards", "minibatch_loss", "clip_fraction", "value_loss"):
             self._listen(train, name)
         self._listen(self.trainer.optimizer, "zero_grad")
@@ -196,16 +195,15 @@ class Patient:
             "kl_error": row["kl_per_response"] - log_ratio.sum(1).mean().item(),
             "advantage_mean": masked_mean(advantages, real).item(),
             "last_return": masked_mean((returns - paid).abs(), is_eos).item(),
-            "critic_gap": (paid.sum(1) - now.values_old[:, 0]).mean().item(),
             "clip_error": sum((told - clip_fraction(*given)).item() for given, told in heard["clip_fraction"]) / steps,
             "clears": len(heard.get("zero_grad", ())) / steps,
             "steps_taken": (float(taken[0]["step"]) if taken else 0.0) / sum(r["num_steps"] for r in rows),
-            "score_gain": row["true_score"] - rows[0]["true_score"],
         } | self._pushes(now.rows(slice(0, 16)), real[:16], advantages[:16])
 
     def _pushes(self, few, real, advantages):
         """What the two losses pull at, on a few responses, and whether a value can see what comes after it."""
-        policy, (minibatch_loss, freeze_rollout) = self.trainer.policy, self._sound
+        policy, reference = self.trainer.policy, self.trainer.reference
+        minibatch_loss, freeze_rollout = self.modules["train"].minibatch_loss, self.modules["rollout"].freeze_rollout
         weights = policy.lm_head.weight, policy.value_head.weight
         with torch.enable_grad():
             logits, values = policy(few.input_ids)
@@ -224,7 +222,7 @@ class Patient:
             clipped_push = push(0.0, none + 1, shift=1.0)[0]
         other = few.response_ids.clone()
         other[:, 1] = other[:, 1].roll(1)
-        before, after = (freeze_rollout(policy, self.trainer.reference, few.prompt_ids, ids, few.scores).values_old
+        before, after = (freeze_rollout(policy, reference, few.prompt_ids, ids, few.scores).values_old
                          for ids in (few.response_ids, other))  # fmt: skip
         return {
             "value_peek": (before - after)[:, :2].abs().max().item(),

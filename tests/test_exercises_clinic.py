@@ -36,6 +36,7 @@ def test_every_wrong_name_gets_an_answer_that_does_not_give_it_away(number, clai
 
 @pytest.mark.parametrize(("answer", "mistake"), [
     ("kl_sign", "not_a_dict"), ({}, "missing"), (RIGHT | {13: ...}, "missing"), (RIGHT | {13: "measles"}, "unknown_id"),
+    (RIGHT | {13: ["values_late"]}, "unknown_id"),
 ])  # fmt: skip
 def test_other_forms_are_told_what_is_needed(answer, mistake):
     verdict = check_patients(answer)
@@ -89,7 +90,8 @@ def test_each_missing_line_and_each_sound_one_has_its_words():
         assert verdict.mistake == f"line_{line}_is_sound" and "4 of the four" in verdict.message
         said.add(verdict.message)
     assert len(said) == len(BROKEN) + len(SOUND) == 7 and all(words.endswith("?") for words in said)
-    assert check_broken_lines([2, 8]).mistake == "no_such_line" and check_broken_lines("2367").mistake == "not_a_list"
+    assert check_broken_lines([2, [3]]).mistake == check_broken_lines([2, 8]).mistake == "no_such_line"
+    assert check_broken_lines("2367").mistake == "not_a_list"
 
 
 @pytest.mark.parametrize("check", [check_patients, check_broken_lines, check_reward_gap])

@@ -40,7 +40,7 @@ def check_patients(answer) -> Verdict:
         return say("not_a_dict", f"You gave a {type(answer).__name__}; a dict from numbers to ids of BUGS is needed.")
     if missing := [number for number in WARD if answer.get(number) in (None, ...)]:
         return say("missing", f"Patient {missing[0]} waits.", "Which number of this patient is out of its range?")
-    if unknown := [answer[number] for number in WARD if answer[number] not in BUGS]:
+    if unknown := [answer[number] for number in WARD if str(answer[number]) not in BUGS]:
         return say("unknown_id", f"{unknown[0]!r} is no id of BUGS.", "Which ids does `list(BUGS)` show?")
     wrong = [number for number, (bug, _) in WARD.items() if answer[number] != bug]
     if not wrong:
@@ -60,7 +60,7 @@ PATIENTS = Task(
         "Read the number in the sentence below the panels first, then look which curves leave the grey band.",
         "`[bug.id for bug in BUGS.values() if bug.number == 'value_peek']` lists the suspects for one number. Where "
         "several share a number, their `symptom` tells them apart.",
-        "Two of the five have a number that only one fault has. For the others, ask of the KL: below 0, at 0, or high?",
+        "Three of the five have a number that only one fault has. For the other two, ask of the KL: below 0, or high?",
     ),
     source=(checkup,),
 )
@@ -191,9 +191,9 @@ def check_broken_lines(answer) -> Verdict:
         return say(None, attempted=False)
     if not isinstance(answer, (list, tuple, set, frozenset)):
         return say("not_a_list", f"You gave a {type(answer).__name__}; a list of line numbers is needed.")
-    named = set(answer)
-    if foreign := sorted(named - set(BROKEN) - set(SOUND), key=str):
+    if foreign := [line for line in answer if line not in (*BROKEN, *SOUND)]:
         return say("no_such_line", f"{foreign[0]!r} is no line number of `broken_step`; they run from 1 to 7.")
+    named = set(answer)
     right, accused = named & set(BROKEN), sorted(named & set(SOUND))
     counted = f"{len(right)} of the four broken lines are named."
     if accused:

@@ -348,7 +348,7 @@ class TrainingLab(Explorer):
             return
         colour = self.sliders["colour"].value
         columns = [("Before, with the score that is paid", self.before, None),
-                   (f"Now; darker: {colour} further from 0; underlined: below 0", rollout or self.before, colour)]
+                   ("Now; dark: far from 0; underlined: below 0", rollout or self.before, colour)]
         style = "width: 50%; padding: 4px 10px; text-align: left; vertical-align: top;"
         cells = "".join(f'<td style="{style}"><b>{title}</b>{self._reviews(batch, meaning)}</td>'
                         for title, batch, meaning in columns)  # fmt: skip

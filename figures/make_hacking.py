@@ -91,7 +91,7 @@ class Bench:
                     more = self.world.sample_pairs(FRESH_PAIRS, 0.1, seed + 500, policy=trainer.policy)
                     trainer.score = self.world.train_reward_model(3000, 0.1, seed, extra_pairs=more)
         run = hacking.watched_run(self.world, model, paid=paid, seed=seed, before=before, **self.run)
-        return {key: run[key] for key in ("learned", "true", "kl", "length", "distinct")}
+        return {key: run[key] for key in ("paid", "learned", "true", "kl", "length", "distinct")}
 
 
 def rounded(value):

@@ -4,9 +4,10 @@ import numpy as np
 
 from ..canvas import Explorer
 from ..hacking import grid_runs
-from ..marks import Panel, Slider, guide, line, points, text
+from ..marks import Panel, Slider, format_number, guide, line, points, text
 
-LONGEST = 14  # words of a review
+LONGEST, COLUMN = 14, 7  # words of a review, and in a column of the picture
+APART = 3.6  # from one column's zero to the next
 
 
 def hacking_explorer(measured):
@@ -41,11 +42,11 @@ def hacking_explorer(measured):
     def at_stop(curve):
         return lambda kl_coef, num_pairs, noise, stop: float(curve(kl_coef, num_pairs, noise)[stop])
 
-    def review(name, nothing):
-        """One entry a word of the review at the stop, `nothing` below its end."""
+    def review(name, nothing, start=""):
+        """One entry a word of the review at the stop, counted from `start`; `nothing` below its end."""
         def of(kl_coef, num_pairs, noise, stop):
             seen = runs[kl_coef, num_pairs, noise][0]["samples"][str(stop)][name]
-            return np.array(seen + (LONGEST - len(seen)) * [nothing], dtype=object if nothing == "" else float)
+            return start + np.array(seen + (LONGEST - len(seen)) * [nothing], dtype=object if nothing == "" else float)
         return of
 
     def sample(name):
@@ -56,7 +57,8 @@ def hacking_explorer(measured):
     def highest(kl_coef, num_pairs, noise):
         return float(mean("true")(kl_coef, num_pairs, noise).max())
 
-    rows, last = -np.arange(LONGEST, dtype=float), updates[-1]
+    zeros, rows = np.divmod(np.arange(LONGEST, dtype=float), COLUMN)
+    zeros, rows, last = APART * zeros, -rows, updates[-1]
     marks = [
         *(line(f"{name}{side}", updates, mean(name, sign), color, width=1, dash=(1, 2))
           for name, color in (("learned", "score"), ("true", "black"))
@@ -68,15 +70,16 @@ def hacking_explorer(measured):
         points("true_at_stop", lambda stop: stop, at_stop(mean("true")), size=10),
         line("path", root_kl, mean("true"), panel=1, dash=(6, 3)),
         points("path_at_stop", at_stop(root_kl), at_stop(mean("true")), panel=1, size=11, label="stop"),
-        line("outside", updates, mean("outside"), "score", panel=2, label="scores outside the training range",
+        line("outside", updates, mean("outside"), "score", panel=2, label="scores out of range",
              label_at="key"),
         line("distinct", updates, mean("distinct"), panel=2, dash=(9, 2.5, 2, 2.5), label="distinct words",
              label_at="key"),
         guide("stop_there", lambda stop: stop, panel=2),
-        guide("nothing", 0.0, panel=3),
-        points("adds", review("scores", np.nan), rows, "score", panel=3, size=8),
-        text("words", -0.95, rows - 0.3, review("words", ""), panel=3),
+        guide("nothing", [0.0, APART], panel=3),
+        points("adds", review("scores", np.nan, zeros), rows, "score", panel=3, size=8),
+        text("words", zeros - 2.4, rows - 0.1, review("words", ""), panel=3),
     ]  # fmt: skip
+    ticks = [(at + x, format_number("{:g}", x)) for at in (0, APART) for x in (-1, 0, 1)]
     few, many = sizes[0], sizes[-1]
     return Explorer(
         "hacking_explorer",
@@ -84,10 +87,11 @@ def hacking_explorer(measured):
          Slider("num_pairs", "n", sizes, many, label="pairs behind the reward model"),
          Slider("noise", "ν", noises, 0.1, label="rater noise", format="{:.1f}"),
          Slider("stop", "t", stops, stops[-1], label="stop after update")],
-        [Panel("Belief and truth part", "", "score", (-0.5, last + 1), (-5.5, 9.5), zero=True),
+        [Panel("Belief and truth part", "", "score", (-0.5, last + 6), (-5.5, 9.5), zero=True),
          Panel("Truth over distance", "√KL", "true score", (0, 12.5), (-5.5, 3.5), zero=True),
-         Panel("The signs, without the truth", "update", "share", (-0.5, last + 1), (-0.03, 1.03)),
-         Panel("What each word adds (one review)", "learned score", "", (-1, 1.4), (-LONGEST, 1), yticks=[])],
+         Panel("The signs, without the truth", "update", "share", (-0.5, last + 6), (-0.03, 1.03)),
+         Panel("What each word adds (one review)", "learned score", "", (-2.5, 4.7),
+               (0.3 - COLUMN, 0.7), xticks=ticks, yticks=[])],
         marks, height=270,
         words="β = {kl_coef}, {num_pairs} pairs, noise {noise}, stopped after update {stop}: the reward model believes "
               "{believed:+.2f}, the truth is {truth:+.2f}, at {nats:.1f} nats of KL. The best stop of this run: "

@@ -71,7 +71,10 @@ def watched_run(
 
 
 def read_review(world, model, rollout):
-    """The first review of a rollout to the world's first prompt, word by word: dict words, scores, learned, true."""
+    """The first review of a rollout to the world's first prompt, word by word: dict words, scores, learned, true.
+
+    Taught in: notebooks/09_reward_hacking.ipynb
+    """
     asked = (rollout.prompt_ids == world.prompts[0]).all(1)
     i = int(asked.int().argmax())  # 0 where nobody was asked that
     x, y, length = rollout.prompt_ids[i : i + 1], rollout.response_ids[i : i + 1], int(rollout.mask[i].sum())
@@ -139,7 +142,10 @@ def length_penalised(model, world, cost=0.1):
 
 
 def grid_runs(measured):
-    """The stored grid of `figures/make_hacking.py`: (kl_coef, num_pairs, noise) -> its runs, one a seed."""
+    """The stored grid of `figures/make_hacking.py`: (kl_coef, num_pairs, noise) -> its runs, one a seed.
+
+    Taught in: notebooks/09_reward_hacking.ipynb
+    """
     found = {}
     for row in measured["rows"]:
         if row["place"][0] == "grid":

@@ -67,7 +67,7 @@ LEASH = Task(
     hints=(
         "Two things can be wrong: the leash, and the moment. Look at the signs for each β on its own first.",
         "On a very tight leash the policy hardly moves, and stays poor. Without one, only the moment protects you.",
-        "Take a β at which the share outside the training range stays small to the end; then time matters little.",
+        "Either no leash, and a stop where the share out of range shoots up; or 0.1, where it creeps, and a late stop.",
     ),
     source=(watched_run,),
 )

@@ -6,8 +6,11 @@ prints what they show into figures/clinic_table.png.
 """
 
 import argparse
+import io
 import json
 from pathlib import Path
+
+from PIL import Image
 
 from ppo_teach.bugs import BUGS, VITALS, Patient
 from ppo_teach.explorers.clinic import symptom_table
@@ -59,4 +62,6 @@ if __name__ == "__main__":
     parser.add_argument("--batch-size", type=int, default=64)
     options = parser.parse_args()
     figure = table(main(**vars(options))["runs"])
-    figure.savefig(options.file.parent.parent / "clinic_table.png", dpi=150, metadata={"Software": None})
+    figure.savefig(page := io.BytesIO(), dpi=150, metadata={"Software": None})
+    # a page of text needs few colours
+    Image.open(page).convert("RGB").quantize(16).save(options.file.parent.parent / "clinic_table.png", optimize=True)

@@ -371,7 +371,7 @@ def share_of_gain(
     minus β times the summed log-ratio), reference and optimum by the candidates; the error bar joins all.
 
     Returns: Gain. Raises: ValueError as `optimal_policy`, and where nothing can be gained.
-    Taught in: notebooks/08_training_run.ipynb
+    Taught in: notebooks/04_how_far.ipynb
     """
     found = candidates or find_candidates(world, reference, generator=generator, **how)
     optimum = optimal_policy(world, reference, beta, candidates=found, min_ess=min_ess)

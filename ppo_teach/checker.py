@@ -56,6 +56,13 @@ class Hint(Verdict):
         return f"{self.title}\n{self.message}"
 
 
+def says(title: str):
+    """A maker of verdicts under one title: say(mistake, *lines, ok=False, attempted=True) -> Verdict."""
+    def say(mistake, *lines, ok=False, attempted=True):
+        return Verdict(ok, attempted, mistake, "\n".join(lines), title)
+    return say
+
+
 @dataclass(frozen=True)
 class Mistake:
     """A wrong variant with the same arguments as the answer, and what to say to it.
@@ -121,9 +128,7 @@ class OutOfTime(BaseException):
 
 def check(exercise: Exercise, fn) -> Verdict:
     """Run `fn` on every case and say what is right, or which mistake it makes."""
-    def say(mistake, *lines, ok=False, attempted=True):
-        return Verdict(ok, attempted, mistake, "\n".join(lines), exercise.title)
-
+    say = says(exercise.title)
     if fn is None or fn is ...:
         return say(None, attempted=False)
     if not callable(fn):

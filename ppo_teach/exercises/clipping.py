@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from ..checker import Exercise, Mistake, Task, Verdict, check, seeded
+from ..checker import Exercise, Mistake, Task, Verdict, check, says, seeded
 from ..losses import clip_fraction, clipped_policy_loss
 from ..tensor_ops import masked_mean
 
@@ -166,9 +166,7 @@ def check_quadrants(gradients) -> Verdict:
 
     Taught in: notebooks/06_clipping.ipynb
     """
-    def say(mistake, *lines, ok=False, attempted=True):
-        return Verdict(ok, attempted, mistake, "\n".join(lines), "Exercise 6.2")
-
+    say = says("Exercise 6.2")
     if gradients is None or gradients is ...:
         return say(None, attempted=False)
     try:

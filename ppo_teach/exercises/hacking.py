@@ -3,17 +3,11 @@
 import numpy as np
 import torch
 
-from ..checker import OutOfTime, Task, Verdict, call_with_limit
+from ..checker import OutOfTime, Task, Verdict, call_with_limit, says
 from ..config import PPOConfig
 from ..hacking import SIGNS, distinct_share, grid_runs, stop_by_signs, watched_run
 from ..train import PPOTrainer
 from ..worlds import ReviewWorld
-
-
-def _say(title):
-    def say(mistake, *lines, ok=False, attempted=True):
-        return Verdict(ok, attempted, mistake, "\n".join(lines), title)
-    return say
 
 
 def smoothed(curve):
@@ -33,7 +27,7 @@ def check_leash_and_stop(choice, measured, num_pairs=1000, noise=0.3) -> Verdict
     Args: measured, what `figures/make_hacking.py` stored.
     Taught in: notebooks/09_reward_hacking.ipynb
     """
-    say = _say("Exercise 9.1")
+    say = says("Exercise 9.1")
     if choice is None or choice is ... or (isinstance(choice, tuple) and ... in choice):
         return say(None, attempted=False)
     runs = {place[0]: found for place, found in grid_runs(measured).items() if place[1:] == (num_pairs, noise)}
@@ -86,7 +80,7 @@ def check_stop_by_signs(fn, measured) -> Verdict:
     Args: measured, what `figures/make_hacking.py` stored. The function is run on the logs of LOGS.
     Taught in: notebooks/09_reward_hacking.ipynb
     """
-    say, runs, losses = _say("Exercise 9.2"), grid_runs(measured), []
+    say, runs, losses = says("Exercise 9.2"), grid_runs(measured), []
     if fn is None or fn is ...:
         return say(None, attempted=False)
     if not callable(fn):
@@ -165,7 +159,7 @@ def check_own_reward(reward, prediction, num_updates=25) -> Verdict:
     Args: reward(prompt_ids [B, P], response_ids [B, T]) -> [B]; prediction, one of OUTCOMES.
     Taught in: notebooks/09_reward_hacking.ipynb
     """
-    say, world = _say("Exercise 9.3"), ReviewWorld()
+    say, world = says("Exercise 9.3"), ReviewWorld()
     if reward is None or reward is ...:
         return say(None, attempted=False)
     if prediction not in OUTCOMES:

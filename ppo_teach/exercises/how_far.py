@@ -5,7 +5,7 @@ import math
 
 import torch
 
-from ..checker import Exercise, Mistake, Task, Verdict, check, random_log_probs, seeded
+from ..checker import Exercise, Mistake, Task, Verdict, check, random_log_probs, says, seeded
 from ..exact import Candidates, find_candidates, optimal_policy, soft_values
 from ..models import make_reference
 from ..worlds import ChainWorld
@@ -281,8 +281,7 @@ def check_kl_budget(beta, budget=2.0) -> Verdict:
 
     Taught in: notebooks/04_how_far.ipynb
     """
-    def say(mistake, *lines, ok=False, attempted=True):
-        return Verdict(ok, attempted, mistake, "\n".join(lines), "Exercise 4.3")
+    say = says("Exercise 4.3")
 
     def spent(price):
         return optimal_policy(None, None, price, candidates=_chain_candidates()).kl

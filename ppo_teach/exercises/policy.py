@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from ..checker import Exercise, Mistake, Task, Verdict, check, seeded
+from ..checker import Exercise, Mistake, Task, Verdict, check, says, seeded
 from ..models import keep_top_k, sample_tokens
 from ..tensor_ops import response_log_probs, response_mask
 
@@ -237,8 +237,7 @@ def check_stored_log_prob(answer) -> Verdict:
 
     Taught in: notebooks/01_language_model_as_policy.ipynb
     """
-    def say(mistake, *lines, ok=False, attempted=True):
-        return Verdict(ok, attempted, mistake, "\n".join(lines), "Exercise 1.3")
+    say = says("Exercise 1.3")
 
     def log_prob(temperature, top_k=None):
         return (keep_top_k(LOGITS, top_k) / temperature).log_softmax(-1)[TOKEN].item()

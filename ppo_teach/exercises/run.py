@@ -2,7 +2,7 @@
 
 import torch
 
-from ..checker import Exercise, Mistake, Task, Verdict, check
+from ..checker import Exercise, Mistake, Task, Verdict, check, says
 from ..config import PPOConfig
 from ..losses import explained_variance
 from ..train import TrainingLog, train_ppo
@@ -93,18 +93,12 @@ def check_first_at_90(fn) -> Verdict:
 
 # ---------------------------------------------------------------- 8.2 a reward under a KL budget
 
-def _say(title):
-    def say(mistake, *lines, ok=False, attempted=True):
-        return Verdict(ok, attempted, mistake, "\n".join(lines), title)
-    return say
-
-
 def check_reward_under_budget(kl_coef, budget=2.0, wanted=2.3) -> Verdict:
     """Exercise 8.2: train 40 updates with this β; the last ten must spend at most `budget` nats and earn `wanted`.
 
     Taught in: notebooks/08_training_run.ipynb
     """
-    say = _say("Exercise 8.2")
+    say = says("Exercise 8.2")
     if kl_coef is None or kl_coef is ...:
         return say(None, attempted=False)
     if isinstance(kl_coef, bool) or not isinstance(kl_coef, (int, float)) or not 0 <= kl_coef < float("inf"):
@@ -137,7 +131,7 @@ def check_useless_critic(values) -> Verdict:
 
     Taught in: notebooks/08_training_run.ipynb
     """
-    say = _say("Exercise 8.3")
+    say = says("Exercise 8.3")
     if values is None or values is ...:
         return say(None, attempted=False)
     try:

@@ -4,7 +4,7 @@ import torch
 
 from ..advantages import gae
 from ..bugs import BUGS, VITALS, reward_gap
-from ..checker import Exercise, Mistake, Task, Verdict, check, seeded
+from ..checker import Exercise, Mistake, Task, Verdict, check, says, seeded
 from ..checkup import checkup
 from ..rewards import place_scores
 from ..tensor_ops import masked_whiten
@@ -21,19 +21,12 @@ WARD = {
 }
 
 
-def _say(number):
-    def say(mistake, *lines, ok=False, attempted=True):
-        return Verdict(ok, attempted, mistake, "\n".join(lines), f"Exercise {number}")
-
-    return say
-
-
 def check_patients(answer) -> Verdict:
     """Exercise 10.1: {11: "kl_sign", ...}, an id of BUGS for each patient asked for.
 
     Taught in: notebooks/10_bug_clinic.ipynb
     """
-    say = _say("10.1")
+    say = says("Exercise 10.1")
     if answer is None or answer is ...:
         return say(None, attempted=False)
     if not isinstance(answer, dict):
@@ -186,7 +179,7 @@ def check_broken_lines(answer) -> Verdict:
 
     Taught in: notebooks/10_bug_clinic.ipynb
     """
-    say = _say("10.3")
+    say = says("Exercise 10.3")
     if answer is None or answer is ...:
         return say(None, attempted=False)
     if not isinstance(answer, (list, tuple, set, frozenset)):

@@ -174,7 +174,7 @@ def title_of(notebook, default):
 
 
 def build_site(paths, folder=SITE):
-    """A page for each notebook with the outputs it holds, and an index. Nothing is executed or downloaded."""
+    """A page for each notebook with the outputs it holds, one with all explorers, an index. No notebook is executed."""
     folder.mkdir(parents=True, exist_ok=True)
     exporter = HTMLExporter(embed_images=True)
     entries = []
@@ -184,6 +184,7 @@ def build_site(paths, folder=SITE):
         (folder / f"{path.stem}.html").write_text(page, encoding="utf-8")
         title = html.escape(title_of(read(path), path.stem))
         entries.append(f'<li><a href="{path.stem}.html">{title}</a></li>')
+    (folder / "explorers.html").write_text(explorers_page(), encoding="utf-8")
     index = folder / "index.html"
     index.write_text(INDEX.format("\n".join(entries)), encoding="utf-8")
     print(f"Open {index}")
@@ -195,8 +196,28 @@ INDEX = """<!DOCTYPE html>
 <style>body {{ font: 18px/1.6 sans-serif; max-width: 40em; margin: 3em auto; padding: 0 1em }}</style></head>
 <body><h1>PPO for Language Models</h1><ol start="0">
 {}
-</ol></body></html>
+</ol><p><a href="explorers.html">All figures with sliders</a>, on one page</p></body></html>
 """
+
+# explorers of long runs -> the file of these runs
+STORED_RUNS = {"reward_model_explorer": "reward_models", "hacking_explorer": "hacking", "clinic_explorer": "clinic"}
+
+
+def explorers_page(only=""):
+    """Every figure with sliders, on one page that needs no kernel, server or network."""
+    from ppo_teach import canvas, explorers
+
+    made = []
+    for name in sorted(name for name in vars(explorers) if name.endswith("_explorer") and only in name):
+        runs = []
+        if name in STORED_RUNS:
+            runs = [read(SITE.parent / "figures" / "runs" / f"{STORED_RUNS[name]}.json")]
+            runs = [runs[0]["runs"]] if name == "clinic_explorer" else runs
+        made.append(getattr(explorers, name)(*runs))
+    page = canvas.page("PPO for Language Models: figures with sliders", *made)
+    for explorer in made:
+        explorer.close()
+    return page
 
 if __name__ == "__main__":
     sys.exit({"execute": execute_all, "site": build_site, "slides": build_slides}[sys.argv[1]](sys.argv[2:]))

@@ -467,8 +467,16 @@ def test_nbval_accepts_the_saved_notebook_and_refuses_one_changed_number(folder,
     assert "FAILED wrong.ipynb::Cell 0" in run.stdout and "PASSED wrong.ipynb::Cell 1" in run.stdout
 
 
-def test_site_shows_the_saved_outputs(folder, tmp_path):
+def test_site_shows_the_saved_outputs(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(notebook_files, "explorers_page", lambda: "<p>sliders</p>")
     notebook_files.build_site([folder / "07_made.ipynb"], tmp_path / "site")
+    assert (tmp_path / "site" / "explorers.html").read_text() == "<p>sliders</p>"
     assert '<a href="07_made.html">A title &amp; more</a>' in (tmp_path / "site" / "index.html").read_text()
     page = (tmp_path / "site" / "07_made.html").read_text()
     assert "42\n" in page and 'href="08_next.html#part"' in page
+
+
+@pytest.mark.parametrize("name", ["sampling_explorer", "clinic_explorer", "reward_model_explorer", "hacking_explorer"])
+def test_an_explorer_is_on_the_page_without_a_kernel(name):
+    page = notebook_files.explorers_page(only=name)
+    assert f'"name": "{name}"' in page and '"frames": "' in page

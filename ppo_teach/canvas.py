@@ -314,7 +314,8 @@ class Explorer(ipywidgets.VBox):
 
     def close(self):
         """Close every widget this explorer made."""
-        for widget in (*self.sliders.values(), *self.presets.values(), self.canvas):
+        made = vars(self).get("presets")  # None when the constructor failed: ipywidgets closes what is left of it
+        for widget in (*self.sliders.values(), *made.values(), self.canvas) if made else ():
             for part in (getattr(widget, "style", None), widget.layout, widget):
                 if part is not None:
                     part.close()

@@ -1,5 +1,6 @@
 """The canvas: the same frame in Python, in the bytes for the browser, and in the still picture."""
 
+import gc
 import io
 import itertools
 import json
@@ -402,3 +403,10 @@ def test_a_panel_without_ticks_has_a_picture():
     panel = Panel("No ticks", "", "", (0, 1), (0, 1), xticks=[], yticks=[])
     canvas = FrameCanvas("bare", [], [panel], [line("l", [0, 1], [0, 1])], caption="c", alt="a")
     assert canvas.figure().axes[0].get_xticks().size == 0
+
+
+def test_an_explorer_that_could_not_be_made_goes_quietly(capfd):
+    with pytest.raises(ValueError, match="alt must be a non-empty text"):
+        Explorer("broken", [], [Panel("", "", "", (0, 1), (0, 1))], [], caption="c", alt="")
+    gc.collect()
+    assert capfd.readouterr().err == ""

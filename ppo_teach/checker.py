@@ -183,6 +183,7 @@ def call_with_limit(fn, *arguments):
     def trace(frame, event, _):
         if code is None or frame.f_code.co_filename != code.co_filename:
             return None  # torch's own Python runs at full speed
+        frame.f_trace_opcodes = True  # `while True: pass` never reaches a new line
         if time.monotonic() > end:
             raise OutOfTime
         return trace
@@ -249,10 +250,14 @@ def _as_tensor(result, right, exercise):
     if right.requires_grad and not result.requires_grad:
         return None, ("detached", "Your result carries no gradient, so that nothing can be learned from it.",
                       "Which of your lines cuts the result off from what is to be trained?")
-    if not result.is_floating_point() and not exercise.integers:
-        lost = "what is after the point is lost"
+    if result.is_complex() or not (result.is_floating_point() or exercise.integers):
+        lost = "they are not real" if result.is_complex() else "what is after the point is lost"
         return None, ("wrong_dtype", f"Your result holds {result.dtype} numbers: {lost}.",
                       "Where does your code make a tensor without saying which dtype?")
+    if result.dtype in (torch.float16, torch.bfloat16) and not _close(result, right):
+        if torch.allclose(result.to(right.dtype), right, rtol=0.02, atol=0.02):
+            return None, ("wrong_dtype", f"Your result holds {result.dtype} numbers: 2 or 3 digits are left.",
+                          "Where does your code make them so short?")
     return result.to(right.dtype), None
 
 

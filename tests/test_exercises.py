@@ -89,6 +89,10 @@ def endless(log_probs_ref, scores, beta):
             pass
 
 
+def endless_on_one_line(log_probs_ref, scores, beta):
+    while True: pass  # noqa: E701
+
+
 FORMS = {
     "not_a_function": (0.5, "float"),
     "signature": (lambda log_probs_ref, scores: scores, "3 arguments: log_probs_ref, scores, beta"),
@@ -124,13 +128,21 @@ def test_a_gradient_left_on_the_result_is_seen():
     assert verdict.mistake == "attached"
 
 
-def test_an_endless_loop_is_cut_off(monkeypatch):
+@pytest.mark.parametrize("endless", [endless, endless_on_one_line])
+def test_an_endless_loop_is_cut_off(endless, monkeypatch):
     monkeypatch.setattr(checker, "TIME_LIMIT", 0.2)
     start, trace = time.monotonic(), sys.gettrace()
     verdict = check_optimal_policy(endless)
     assert verdict.mistake == "endless"
     assert "0.2 seconds" in verdict.message and "your line" in verdict.message
     assert time.monotonic() - start < 3 and sys.gettrace() is trace
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.complex64, torch.int64])
+def test_a_dtype_that_loses_the_numbers_is_named(dtype):
+    verdict = check_optimal_policy(lambda ref, R, b: (ref + R / b).log_softmax(-1).to(dtype))
+    assert verdict.mistake == "wrong_dtype" and str(dtype) in verdict.message
 
 
 def test_what_the_student_prints_appears_once(capsys):
@@ -197,7 +209,8 @@ def test_the_solution_is_the_function_of_the_package(shown):
     assert all(task.source for task in TASKS.values())
 
 
-@pytest.mark.parametrize("given", [(hint, "gea"), (hint, "soft_values", 4), (solution, "gea")])
+@pytest.mark.parametrize("given", [(hint, "gea"), (hint, ["gae"]), (hint, "soft_values", 4),
+                                   (hint, "soft_values", 1.0), (solution, "gea"), (solution, ["gae"])])
 def test_unknown_hints_say_what_there_is(given):
     call, *arguments = given
     with pytest.raises(ValueError, match="must be"):

@@ -1,5 +1,6 @@
 """Notebook 09's exercises: right answers of other kinds are accepted, each wrong one is told what it did."""
 
+import numpy as np
 import pytest
 import torch
 from lessons.lesson_09_reward_hacking import STORED
@@ -13,7 +14,7 @@ GREAT = WORLD.encode("great").item()
 
 
 # ---- 9.1 -------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("choice", [(0.1, 30), (0.1, 39), [0.1, 25], (0.05, 12), (0.0, 8)])
+@pytest.mark.parametrize("choice", [(0.1, 30), (0.1, 39), [0.1, 25], (0.1, np.int64(30)), (0.05, 12), (0.0, 8)])
 def test_good_choices_are_accepted(choice):
     assert check_leash_and_stop(choice, STORED).ok
 
@@ -22,7 +23,8 @@ def test_good_choices_are_accepted(choice):
     ("choice", "mistake"),
     [((0, 39), "too_late"), ((0, 20), "too_late"), ((0.05, 39), "too_late"), ((0.1, 2), "too_early"),
      ((0, 1), "too_early"), ((1, 30), "too_tight"), ((0.3, 30), "too_tight"),
-     ((0.2, 10), "not_measured"), ((0.1, 40), "not_an_update"), ((0.1, 1.5), "not_an_update"),
+     ((0.2, 10), "not_measured"), ((0.1, 40), "not_an_update"), (([0.1], 4), "not_measured"),
+     (("a", 4), "not_measured"), ((0.1, 1.5), "not_an_update"),
      ((0.1, True), "not_an_update"), (0.1, "not_a_pair"), ((0.1,), "not_a_pair"), ("0.1, 30", "not_a_pair")],
 )  # fmt: skip
 def test_each_wrong_choice_is_told_which_way(choice, mistake):
@@ -161,8 +163,9 @@ def test_what_is_no_reward_is_told(reward, mistake):
     assert check_own_reward(reward, "longer", num_updates=2).mistake == mistake
 
 
-def test_an_unknown_prediction_lists_the_known_ones():
-    verdict = check_own_reward(counts_great, "boredom")
+@pytest.mark.parametrize("prediction", ["boredom", ["longer"], None])
+def test_an_unknown_prediction_lists_the_known_ones(prediction):
+    verdict = check_own_reward(counts_great, prediction)
     assert verdict.mistake == "not_a_prediction" and "repetition" in verdict.message
 
 

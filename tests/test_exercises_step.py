@@ -26,6 +26,10 @@ from ppo_teach.exercises import check_invariants, check_training_step
 from ppo_teach.exercises.step import BROKEN_STEPS
 
 
+def test_a_builtin_is_no_step():
+    assert not check_training_step(max).ok
+
+
 # ---- the step, right in other ways -----------------------------------------------------------------------
 def by_the_class(scores, new, old, ref, values_new, values_old, mask, config):
     ppo = LanguageModelPPO(MockLanguageModel(5, 8, seed=0), MockLanguageModel(5, 8, seed=1), None, config)

@@ -28,9 +28,9 @@ def hint(name: str, level: int = 1) -> None:
 
     Taught in: notebooks/01_language_model_as_policy.ipynb
     """
-    if name not in TASKS:
+    if name not in list(TASKS):
         raise ValueError(f"name must be one of {sorted(TASKS)}, got {name!r}")
-    if level not in (1, 2, 3):
+    if not isinstance(level, int) or level not in (1, 2, 3):
         raise ValueError(f"level must be 1, 2 or 3, got {level!r}")
     display(Hint(False, False, None, TASKS[name].hints[level - 1], f"Hint {level} of 3"))
 
@@ -40,7 +40,7 @@ def solution(name: str) -> None:
 
     Taught in: notebooks/01_language_model_as_policy.ipynb
     """
-    if name not in TASKS:
+    if name not in list(TASKS):
         raise ValueError(f"name must be one of {sorted(TASKS)}, got {name!r}")
     for function in TASKS[name].source:
         show_source(function)

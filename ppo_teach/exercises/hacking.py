@@ -35,10 +35,10 @@ def check_leash_and_stop(choice, measured, num_pairs=1000, noise=0.3) -> Verdict
     if not isinstance(choice, (tuple, list)) or len(choice) != 2:
         return say("not_a_pair", f"You gave {choice!r}; a pair (kl_coef, update) is wanted.")
     kl_coef, stop = choice
-    if kl_coef not in true:
+    if not isinstance(kl_coef, (int, float)) or kl_coef not in true:
         return say("not_measured", f"β = {kl_coef!r} was not measured. There are {', '.join(f'{b:g}' for b in true)}.")
     last = len(true[kl_coef]) - 1
-    if isinstance(stop, bool) or not isinstance(stop, int) or not 0 <= stop <= last:
+    if isinstance(stop, bool) or not isinstance(stop, (int, np.integer)) or not 0 <= stop <= last:
         return say("not_an_update", f"You gave {stop!r} as update; the runs have the updates 0 to {last}.")
     yours, own_best = true[kl_coef][stop], true[kl_coef].max()
     best_beta = max(true, key=lambda beta: true[beta].max())
@@ -162,7 +162,7 @@ def check_own_reward(reward, prediction, num_updates=25) -> Verdict:
     say, world = says("Exercise 9.3"), ReviewWorld()
     if reward is None or reward is ...:
         return say(None, attempted=False)
-    if prediction not in OUTCOMES:
+    if not isinstance(prediction, str) or prediction not in OUTCOMES:
         return say("not_a_prediction", f"You predicted {prediction!r}. Choose one of: {', '.join(OUTCOMES)}.")
     x, y, _, _ = world.sample_pairs(8, seed=0)
     try:

@@ -17,7 +17,7 @@ class LiveRun:
     Args: trainer, anything with `.step()`, `.log`, `.state_dict()` and `.load_state_dict()`; before(), called before
         each update; after(), called after each one, and whenever `.status` changes.
     `.status` is "ready", "running", "paused", "finished" or "failed"; `.error` is the exception that ended it.
-    Errors: RuntimeError when started where no event loop runs (a notebook has one).
+    Errors: RuntimeError when started where no event loop runs (a notebook has one), or after `close`.
     Taught in: notebooks/08_training_run.ipynb
     """
 
@@ -25,7 +25,7 @@ class LiveRun:
 
     def __init__(self, trainer, *, before=lambda: None, after=lambda: None):
         self.trainer, self.before, self.after = trainer, before, after
-        self.status, self.error, self.task, self.goal = "ready", None, None, 0
+        self.status, self.error, self.task, self.goal, self.closed = "ready", None, None, 0, False
         _RUNS.add(self)
 
     @property
@@ -38,6 +38,10 @@ class LiveRun:
 
     def start(self, num_updates: int):
         """Train until the log has `num_updates` updates; while it runs, only the goal changes. Returns the run."""
+        if isinstance(num_updates, bool) or not isinstance(num_updates, int) or num_updates < 1:
+            raise ValueError(f"num_updates must be an integer >= 1, got {num_updates!r}")
+        if self.closed:
+            raise RuntimeError("this run is closed: make a new one")
         loop = asyncio.get_running_loop()
         self.goal = num_updates
         if self.task is None or self.task.done():
@@ -64,6 +68,7 @@ class LiveRun:
     def close(self):
         """Stop for good; no task survives."""
         self.pause()
+        self.closed = True
         _RUNS.discard(self)
         if self.task is not None:
             self.task.cancel()

@@ -132,6 +132,29 @@ def test_one_run_at_a_time_and_none_after_close():
     asyncio.run(use())
 
 
+@pytest.mark.parametrize("wrong", [0, -1, 2.5, True, "x", None])
+def test_a_goal_is_a_positive_integer(wrong):
+    async def use():
+        run = LiveRun(Counter())
+        with pytest.raises(ValueError, match="num_updates must be an integer >= 1, got"):
+            run.start(wrong)
+        assert run.status == "ready" and not tasks()
+
+    asyncio.run(use())
+
+
+def test_a_closed_run_stays_closed():
+    async def use():
+        run = LiveRun(Counter())
+        await run.start(2)
+        run.close()
+        with pytest.raises(RuntimeError, match="this run is closed"):
+            run.start(5)
+        assert len(run.log) == 2 and not tasks()
+
+    asyncio.run(use())
+
+
 def test_it_needs_an_event_loop():
     with pytest.raises(RuntimeError, match="no running event loop"):
         LiveRun(Counter()).start(1)

@@ -209,3 +209,42 @@ def test_it_starts_where_the_config_says():
         assert lab.sliders["kl_coef"].value == 0.3 and lab.config().kl_coef == 0.3
 
     use(scenario, ChainWorld(), PPOConfig(kl_coef=0.3))
+
+
+def test_a_config_between_the_positions_is_honoured():
+    wanted = dict(kl_coef=0.07, clip_epsilon=0.25, gamma=0.97, lam=0.7, num_epochs=12, learning_rate=3e-4)
+
+    async def scenario(lab):
+        lab.step()
+        used = lab.run.trainer.config
+        assert {name: getattr(used, name) for name in wanted} == wanted and lab.changes == []
+        assert used.num_minibatches == 4 and lab.sliders["seed"].value == 42
+        lab.sliders["kl_coef"].value = 0.08
+        assert lab.sliders["kl_coef"].value == 0.07
+        lab.sliders["kl_coef"].value = 2
+        lab.reset()
+        assert lab.config().kl_coef == 0.07
+
+    use(scenario, ChainWorld(), PPOConfig(**wanted, num_minibatches=4), seed=42)
+
+
+def test_the_coefficient_can_be_turned_while_it_adapts():
+    async def scenario(lab):
+        lab.step()
+        lab.sliders["kl_coef"].value = 1.5
+        lab.step()
+        lab.step()
+        assert lab.log.metrics["kl_coef"][:2] == [0.1, 1.5] and lab.log.metrics["kl_coef"][2] != 1.5
+        assert f"at β = {lab.log.metrics['kl_coef'][2]:.4g}" in lab.words
+
+    use(scenario, ChainWorld(), PPOConfig(kl_target=2.0))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("world", "chain"), ("config", {"kl_coef": 0.1}), ("num_updates", 0), ("num_updates", 1.5), ("num_updates", "3"),
+     ("num_updates", None), ("seed", -1), ("seed", 1.5), ("seed", "a")],
+)  # fmt: skip
+def test_what_the_lab_cannot_start_with_is_named(name, value):
+    with pytest.raises(ValueError, match=f"^{name} must be .*, got {re.escape(repr(value))}"):
+        training_lab(**{"world": ChainWorld(), name: value})

@@ -60,26 +60,37 @@ LARGE = (".ppo-large { zoom: 1.5; } .ppo-large .ppo-canvas { max-width: none; } 
 def training_lab(world=None, config=None, *, num_updates=60, seed=0):
     """Train live, with sliders that take effect at the next update: a TrainingLab.
 
-    Args: world, ReviewWorld (default) or ChainWorld; config, PPOConfig where the sliders start; num_updates, where
-        a run stops by itself; seed, where its slider starts.
+    Args: world, ReviewWorld (default) or ChainWorld; config, PPOConfig where the sliders start (a value between their
+        positions becomes one); num_updates, where a run stops by itself; seed, where its slider starts.
+    Raises: ValueError naming the argument.
     Taught in: notebooks/08_training_run.ipynb
     """
-    return TrainingLab(world or ReviewWorld(), config or PPOConfig(value_coef=VALUE_COEF), num_updates, seed)
+    world = ReviewWorld() if world is None else world
+    config = PPOConfig(value_coef=VALUE_COEF) if config is None else config
+    if not hasattr(world, "true_score"):
+        raise ValueError(f"world must be a ReviewWorld or a ChainWorld, got {world!r}")
+    if not isinstance(config, PPOConfig):
+        raise ValueError(f"config must be a PPOConfig, got {config!r}")
+    for name, value, low in (("num_updates", num_updates, 1), ("seed", seed, 0)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < low:
+            raise ValueError(f"{name} must be an integer >= {low}, got {value!r}")
+    return TrainingLab(world, config, num_updates, seed)
 
 
 def _sliders(config, seed, learned):
-    def start(name):
-        return getattr(config, name)
+    def knob(name, symbol, positions, label, form=None):
+        start = getattr(config, name)
+        return Slider(name, symbol, sorted({*positions, start}), start, label, form)
 
     rewards = ("true", "learned") if learned else ("true",)
     return [
-        Slider("kl_coef", "β", BETAS, start("kl_coef"), "KL coefficient", "{:g}"),
-        Slider("clip_epsilon", "ε", EPSILONS, start("clip_epsilon"), "clip epsilon", "{:g}"),
-        Slider("gamma", "γ", (0.5, 0.8, 0.9, 0.95, 0.99, 1.0), start("gamma"), "discount", "{:g}"),
-        Slider("lam", "λ", (0.0, 0.5, 0.8, 0.9, 0.95, 1.0), start("lam"), "GAE", "{:g}"),
-        Slider("num_epochs", "K", range(1, 9), start("num_epochs"), "epochs"),
-        Slider("learning_rate", "α", (1e-4, 2e-4, 5e-4, 1e-3, 2e-3), start("learning_rate"), "learning rate", "{:g}"),
-        Slider("seed", "#", range(10), seed, "seed, from the next Reset"),
+        knob("kl_coef", "β", BETAS, "KL coefficient", "{:g}"),
+        knob("clip_epsilon", "ε", EPSILONS, "clip epsilon", "{:g}"),
+        knob("gamma", "γ", (0.5, 0.8, 0.9, 0.95, 0.99, 1.0), "discount", "{:g}"),
+        knob("lam", "λ", (0.0, 0.5, 0.8, 0.9, 0.95, 1.0), "GAE", "{:g}"),
+        knob("num_epochs", "K", range(1, 9), "epochs"),
+        knob("learning_rate", "α", (1e-4, 2e-4, 5e-4, 1e-3, 2e-3), "learning rate", "{:g}"),
+        Slider("seed", "#", sorted({*range(10), seed}), seed, "seed, from the next Reset"),
         Slider("score", "R", rewards, "true", "score that is paid"),
         Slider("colour", "", ("advantage", "KL"), "advantage", "words coloured by"),
     ]  # fmt: skip
@@ -238,6 +249,9 @@ class TrainingLab(Explorer):
         for name, symbol in KNOBS.items():
             if getattr(old, name) != getattr(new, name):
                 self.changes.append((len(self.log), f"{symbol} {getattr(new, name):g}"))
+        controller = self.run.trainer.controller
+        if controller is not None and new.kl_coef != old.kl_coef:
+            controller.value = float(new.kl_coef)  # an adaptive β goes on from where it is put
         self.run.trainer.config = new
 
     def _after(self):
@@ -330,13 +344,14 @@ class TrainingLab(Explorer):
         if not len(self.log):
             return self.question
         row, config = self.log.rows[-1], self.run.trainer.config
-        worth = row["mean_reward"] - config.kl_coef * row["kl_per_response"]
+        kl_coef = row["kl_coef"]  # the one that was in force, also when it adapts
+        worth = row["mean_reward"] - kl_coef * row["kl_per_response"]
         learned = self.run.trainer.score is self.learned
         score = f"learned score {row['mean_reward']:+.2f}, true score {row['true_score']:+.2f}"
         said = (f"Update {len(self.log)} ({self.run.status}): {score if learned else score.split(', ')[1]}, "
-                f"KL {row['kl_per_response']:.1f} nats, worth {worth:+.2f} after the bill at β = {config.kl_coef:g}.")
-        if config.kl_coef >= self.best["beta"].min() and not learned:
-            best = np.interp(config.kl_coef, self.best["beta"], self.best["objective"])
+                f"KL {row['kl_per_response']:.1f} nats, worth {worth:+.2f} after the bill at β = {kl_coef:.4g}.")
+        if kl_coef >= self.best["beta"].min() and not learned:
+            best = np.interp(kl_coef, self.best["beta"], self.best["objective"])
             said += f" The best possible is worth {best:+.2f}."
         if not config.value_coef:  # no slider shows it
             said += " The critic learns nothing."

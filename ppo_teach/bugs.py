@@ -157,11 +157,12 @@ class Patient:
         """What `checkup` can be given of the last update: the rollout, its first and its last minibatch, as dicts."""
         heard, now, modules, length = self.heard, self.trainer.rollout, self.modules, len(self.heard["clip_fraction"])
         (advantages, returns, kl), losses = heard["shaped_advantages"][0][1], modules["losses"]
+        (scores, _, _, kl_coef, *_), (rewards, _) = heard["shape_rewards"][0]  # a penalty taken off, an adapted β
         batches = [dict(
             responses=now.response_ids, mask=now.mask, eos_id=self.world.eos_id, log_probs_old=now.log_probs_old,
             log_probs_sampled=heard["generate"][0][1][1], log_probs_ref=now.log_probs_ref, entropy=now.entropy,
-            values=now.values_old, scores=now.scores, rewards=heard["shape_rewards"][0][1][0], kl=kl,
-            kl_coef=self.config.kl_coef, advantages=advantages, returns=returns, updates_done=len(self.log) - 1,
+            values=now.values_old, scores=scores, rewards=rewards, kl=kl, kl_coef=kl_coef,
+            advantages=advantages, returns=returns, updates_done=len(self.log) - 1,
             policy_loss=lambda new, old, A, mask: losses.clipped_policy_loss(new, old, A, 0.2, mask),
             value_loss=lambda new, G, old, mask: losses.value_loss(new, G, mask, old, 0.2),
         )]  # fmt: skip
@@ -177,7 +178,7 @@ class Patient:
     def _vitals(self, row):
         heard, now, config, taken = self.heard, self.trainer.rollout, self.config, self.trainer.optimizer.state
         (advantages, returns, _), first = heard["shaped_advantages"][0][1], heard["minibatch_loss"][0][1][1]
-        sampled, (rewards, _) = heard["generate"][0][1][1], heard["shape_rewards"][0][1]
+        sampled, ((scores, *_), (rewards, _)) = heard["generate"][0][1][1], heard["shape_rewards"][0]
         real, rows = response_mask(now.response_ids, self.world.eos_id), [*self.log.rows, row]
         is_eos = (now.response_ids == self.world.eos_id) & real
         log_ratio = torch.where(real, now.log_probs_old - now.log_probs_ref, 0)
@@ -191,7 +192,7 @@ class Patient:
             "first_kl": first["approx_kl"],
             "first_ratio": first["mean_ratio"],
             "eos_kept": masked_mean(now.mask.float(), is_eos).item() if is_eos.any() else 1.0,
-            "reward_gap": reward_gap(paid, now.scores, kl, row["kl_coef"], real).mean().item(),
+            "reward_gap": reward_gap(paid, scores, kl, row["kl_coef"], real).mean().item(),
             "kl_error": row["kl_per_response"] - log_ratio.sum(1).mean().item(),
             "advantage_mean": masked_mean(advantages, real).item(),
             "last_return": masked_mean((returns - paid).abs(), is_eos).item(),

@@ -38,6 +38,7 @@ FIELDS = {
     "value_loss": ("function of new, returns, old, mask -> scalar", ""),
 }
 _NUMBERS = ("eos_id", "kl_coef", "clip_epsilon", "clip_fraction", "mean_ratio", "updates_done", "steps_done")
+_LOSSES = ("policy_loss", "value_loss")
 _FROZEN = ("log_probs_old", "log_probs_ref", "values", "rewards", "kl", "advantages", "returns")
 
 
@@ -60,27 +61,36 @@ class Finding:
 def read_batch(batch):
     """Any dict or dataclass of tensors -> dict with our names, masks as bool; unknown names are left out.
 
-    Raises: ValueError naming both fields when two shapes differ.
+    Raises: ValueError naming both fields when two shapes differ, or the field that holds something else.
     """
-    if is_dataclass(batch):
+    if is_dataclass(batch) and not isinstance(batch, type):
         batch = {f.name: getattr(batch, f.name) for f in fields(batch)}
     if not hasattr(batch, "items"):
         raise ValueError(f"batch must be a dict or a dataclass of tensors, got {type(batch).__name__}")
     names = {other: ours for ours, (_, others) in FIELDS.items() for other in (ours, *others.split())}
     found = {names[name]: value for name, value in batch.items() if name in names and value is not None}
     for name, value in found.items():
-        if name in _NUMBERS:
-            found[name] = float(value)
-        elif not callable(value):
-            found[name] = value if isinstance(value, torch.Tensor) else torch.as_tensor(value)
+        if name in _LOSSES:
+            if not callable(value):
+                raise ValueError(f"{name} must be a {FIELDS[name][0]}, got {type(value).__name__}")
+            continue
+        try:
+            if name in _NUMBERS:
+                found[name] = float(value)
+                if name == "eos_id":
+                    int(found[name])  # NaN is no token
+            elif not isinstance(value, torch.Tensor):  # an array is copied: it may be read-only
+                found[name] = torch.as_tensor(value.copy() if hasattr(value, "__array__") else value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ValueError(f"{name} must be {FIELDS[name][0]}, got {value!r:.60}") from error
     if "scores" not in found and getattr(found.get("rewards"), "ndim", 0) == 1:
         found["scores"] = found.pop("rewards")  # one reward a response is a score
     tables = [name for name, value in found.items() if isinstance(value, torch.Tensor) and name != "scores"]
     for name in tables:
         shape, first = found[name].shape, found[tables[0]].shape
         if len(shape) != 2 or shape != first:
-            other = f"{tables[0]} of shape {tuple(first)}"
-            raise ValueError(f"{name} of shape {tuple(shape)} and {other} must have the same shape [B, T]")
+            other = "must have a" if name == tables[0] else f"and {tables[0]} of shape {tuple(first)} must have the same"
+            raise ValueError(f"{name} of shape {tuple(shape)} {other} shape [B, T]")
         if "scores" in found and found["scores"].shape != shape[:1]:
             given = tuple(found["scores"].shape)
             raise ValueError(f"scores of shape {given} and {name} of shape {tuple(shape)} must have the same B")
@@ -107,7 +117,9 @@ def checkup(batch):
         given["mask"] = response_mask(given["responses"].long(), int(given["eos_id"]))
     elif tensor is not None:
         given.setdefault("mask", torch.ones_like(tensor, dtype=torch.bool))
-    return [Finding(name, message, tuple(like)) for test in _TESTS for name, message, *like in test(given)]
+    empty = "mask" in given and not given["mask"].any()  # then there is nothing to average over
+    tests = (_storage, _masks, _losses) if empty else _TESTS
+    return [Finding(name, message, tuple(like)) for test in tests for name, message, *like in test(given)]
 
 
 def _has(given, *names):
@@ -117,6 +129,18 @@ def _has(given, *names):
 def _numbers(given, *names):
     """The tensors in float64, 0 at padding."""
     return [torch.where(given["mask"], given[name].detach().double(), 0.0) for name in names]
+
+
+def _rounding(given, *names):
+    """How far numbers that were once held in 16 bits, and perhaps widened since, may be from the exact ones."""
+    far = 0.0
+    for real in (given[name].detach()[given["mask"]] for name in names):
+        for half in (torch.bfloat16, torch.float16):
+            # a few round numbers, typed by hand, are no sign of it
+            if real.dtype == half or len(real.unique()) > 8 and torch.equal(real.to(half).to(real.dtype), real):
+                far = max(far, torch.finfo(half).eps * real.abs().max().item())
+                break
+    return far
 
 
 def _off(a, b, tolerance=1e-3):
@@ -167,7 +191,7 @@ def _two_passes(given):
     if _has(given, "log_probs_new", "log_probs_old"):
         new, old = _numbers(given, "log_probs_new", "log_probs_old")
         gap, done = (new - old).abs().max().item(), given.get("steps_done", 0)
-        if not done and gap > 1e-3:
+        if not done and gap > 1e-3 + _rounding(given, "log_probs_new", "log_probs_old"):
             yield ("ratio not 1 at the start", f"before any step, a log-prob has moved by {gap:.3f} nats. Look for "
                    "dropout, another precision, another temperature.", "dropout_on")  # fmt: skip
         if done and gap == 0:
@@ -196,22 +220,25 @@ def _reference(given):
     if updates > 0 and not ratio.any():
         yield ("reference equals policy", f"after {updates:.0f} updates the KL is exactly 0. Do the two share their "
                "weights?", "reference_is_policy")  # fmt: skip
+    rounded = _rounding(given, "log_probs_old", "log_probs_ref")
+    off = lambda a, b, more=1.0: _off(a, b, 1e-3 + more * rounded)
     kinds = [kl_from_log_ratio(ratio, name) for name in ("k1", "k2", "k3")]
     wrong = {"kl_sign": -ratio, "kl_clamped": ratio.clamp(min=0), "k3_upside_down": kl_from_log_ratio(-ratio, "k3")}
     if "kl" in given:
         (kl,) = _numbers(given, "kl")
-        if all(_off(kl, kind) for kind in kinds):
-            like = [bug for bug, kind in wrong.items() if not _off(kl, kind)]
+        if all(off(kl, kind) for kind in kinds):
+            like = [bug for bug, kind in wrong.items() if not off(kl, kind)]
             yield ("KL is no estimate", "kl is neither k1, k2 nor k3 of log_probs_old and log_probs_ref. Check the "
                    "sign, the order of the two, and whether anything is cut off.", *like)  # fmt: skip
     if not _has(given, "rewards", "scores", "kl_coef"):
         return
     paid, scores, mask = _numbers(given, "rewards")[0].sum(1), given["scores"].double(), given["mask"]
     price = lambda kl: given["kl_coef"] * kl.sum(1)
-    if all(_off(paid, scores - price(kl)) for kl in kinds):
-        like = [bug for bug, kl in wrong.items() if not _off(paid, scores - price(kl))]
+    more = given["kl_coef"] * mask.shape[1] ** 0.5  # errors of a sum
+    if all(off(paid, scores - price(kl), more) for kl in kinds):
+        like = [bug for bug, kl in wrong.items() if not off(paid, scores - price(kl), more)]
         places = {"score_on_pad": torch.where(mask[:, -1], scores, 0), "score_every_token": scores * mask.sum(1)}
-        like += [bug for bug, score in places.items() if not all(_off(paid, score - price(kl)) for kl in kinds)]
+        like += [bug for bug, score in places.items() if not all(off(paid, score - price(kl), more) for kl in kinds)]
         gap = (paid - scores + price(kinds[0])).abs().max()
         yield ("rewards do not add up", "a response's rewards should sum to its score minus kl_coef times its KL; the "
                f"largest distance is {gap:.2f}. Add up one row by hand.", *like)  # fmt: skip
@@ -258,7 +285,9 @@ def _reports(given):
                    f"it is {right:.2f}. By what does your mean divide?", "mean_over_pads")  # fmt: skip
     if _has(given, "clip_fraction", "clip_epsilon", "advantages"):
         right = clip_fraction(new, old, given["advantages"].detach().double(), given["clip_epsilon"], mask).item()
-        if abs(right - given["clip_fraction"]) > 1e-3 + 0.01 * right:
+        ratio, rounded = probability_ratio(new, old), _rounding(given, "log_probs_new", "log_probs_old")
+        edge = ((ratio - 1).abs() - given["clip_epsilon"]).abs() < rounded * ratio  # these may fall on either side
+        if abs(right - given["clip_fraction"]) > 1e-3 + 0.01 * right + masked_mean(edge.double(), mask).item():
             yield ("clip fraction is off", f"logged as {given['clip_fraction']:.3f}; over the real tokens it is "
                    f"{right:.3f}.", "clip_fraction_over_pads", "mean_over_pads")  # fmt: skip
 
@@ -268,6 +297,8 @@ def _slope(loss, at):
     leaf = at.clone().requires_grad_()
     with torch.enable_grad():
         value = loss(leaf)
+        if not isinstance(value, torch.Tensor) or value.ndim:
+            raise ValueError(f"a loss must be a scalar tensor, got {value!r:.60}")
         found = torch.autograd.grad(value, leaf, allow_unused=True)[0] if value.requires_grad else None
     return torch.zeros_like(at) if found is None else found
 

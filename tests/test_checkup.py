@@ -137,9 +137,30 @@ def test_whatever_subset_is_given_works(batch):
     assert {finding.name for finding in checkup(one)} <= {"not centred"}, "one row of a whitened batch"
 
 
-def test_half_precision_is_no_finding(batch):
+@pytest.mark.parametrize("widened", [False, True])
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
+def test_half_precision_is_no_finding(half, widened, worlds):
     small = ("log_probs_old", "log_probs_ref", "log_probs_sampled", "entropy")
-    assert names({key: batch[key].bfloat16() if key in small else batch[key] for key in (*small, "mask")}) == []
+    patient = Patient(world=worlds["review"], num_updates=3, batch_size=32)
+    patient.run()
+    for batch in patient.evidence():
+        for name in small:
+            if name in batch:
+                batch[name] = batch[name].detach().to(half).to(torch.float32 if widened else half)
+        assert names(batch) == []
+
+
+@pytest.mark.parametrize("changes", [{"missing_eos_penalty": 1.0}, {"kl_target": 2.0, "kl_horizon": 100}])
+def test_a_penalty_and_an_adaptive_coefficient_are_no_finding(changes, worlds):
+    patient = Patient(world=worlds["review"], num_updates=3, batch_size=32, **changes)
+    log = patient.run()
+    assert [names(batch) for batch in patient.evidence()] == [[], [], []]
+    assert max(log.metrics["reward_gap"]) < 1e-3
+
+
+def test_without_a_real_token_only_that_is_said(evidence):
+    for batch in evidence:
+        assert names(dict(batch, mask=batch["mask"] & False, eos_id=None)) == ["empty response"]
 
 
 @pytest.mark.parametrize(("changed", "words"), [
@@ -152,7 +173,31 @@ def test_shapes_that_do_not_fit_are_refused(changed, words, batch):
         checkup(batch | changed)
 
 
+@pytest.mark.parametrize(("field", "words"), [
+    ({"eos_id": [1, 2]}, r"eos_id must be a token id, got \[1, 2\]"), ({"eos_id": float("nan")}, "eos_id must be"),
+    ({"kl_coef": "low"}, "kl_coef must be number, got 'low'"), ({"values": "abc"}, "values must be .*, got 'abc'"),
+    ({"values": [[1.0, 2.0], [1.0]]}, "values must be "), ({"log_probs_old": len}, "log_probs_old must be "),
+    ({"policy_loss": 0.5}, "policy_loss must be a function of .*, got float"),
+    ({"policy_loss": lambda *given: None}, "a loss must be a scalar tensor, got None"),
+    ({"value_loss": lambda new, G, old, mask: (new - G) ** 2}, "a loss must be a scalar tensor, got tensor"),
+    ({"values": torch.zeros(1, 2, 3)}, r"^values of shape \(1, 2, 3\) must have a shape \[B, T\]$"),
+])  # fmt: skip
+def test_a_field_that_holds_something_else_is_named(field, words):
+    with pytest.raises(ValueError, match=words):
+        checkup(field)
+
+
+@pytest.mark.filterwarnings("error")
+def test_arrays_may_be_read_only_or_reversed(batch):
+    arrays = {key: value.numpy()[::-1] for key, value in batch.items() if isinstance(value, torch.Tensor)}
+    for array in arrays.values():
+        array.flags.writeable = False
+    assert names(batch | arrays) == []
+
+
 def test_something_else_is_refused():
+    with pytest.raises(ValueError, match="batch must be a dict or a dataclass of tensors, got type"):
+        checkup(pt.Rollout)
     with pytest.raises(ValueError, match="batch must be a dict or a dataclass of tensors, got list"):
         checkup([1, 2])
 

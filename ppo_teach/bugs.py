@@ -95,7 +95,6 @@ class Patient:
                  **changes):  # fmt: skip
         self.world, self.modules, self.heard = world or ReviewWorld(), private_modules(bug), {}
         self.config = PPOConfig(**{**CONFIG, **(bug.config if bug else {}), **changes})
-        self.random = torch.Generator().manual_seed(seed)
         train, rollout = self.modules["train"], self.modules["rollout"]
         policy = self._adopted(policy or self.world.policy())
         with torch.random.fork_rng(devices=[]):  # a fault may draw from the global generator
@@ -103,6 +102,7 @@ class Patient:
                 self.world, self.config, policy=policy, num_updates=num_updates, batch_size=batch_size, seed=seed,
                 reference=None if reference is None else train.make_reference(self._adopted(reference)),
             )  # fmt: skip
+        self.random = torch.Generator().manual_seed(seed)
         self.log = train.TrainingLog(self.trainer.log.info)
         self.log.samples = self.trainer.log.samples
         # from here on these also write down what they see; they are the copy's own, so nobody else is overheard
@@ -463,3 +463,10 @@ _BUGS = (  # diff and number are exact; the symptom is what was seen in ReviewWo
         "clip_error"),
 )  # fmt: skip
 BUGS = {bug.id: bug for bug in _BUGS}
+
+
+def __getattr__(name):
+    """`checkup` and `Finding` lie a layer higher, and are found from here too."""
+    if name in ("checkup", "Finding"):
+        return getattr(import_module(".checkup", __package__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

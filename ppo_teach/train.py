@@ -390,6 +390,8 @@ class PPOTrainer:
         for name, value in (("num_updates", num_updates), ("batch_size", batch_size)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be an integer >= 1, got {value!r}")
+        if isinstance(seed, bool) or not isinstance(seed, int) or not -(2**63) <= seed < 2**63:
+            raise ValueError(f"seed must be an integer of 64 bits, got {seed!r}")
         if not isinstance(config, PPOConfig):
             raise ValueError(f"config must be a PPOConfig, got {type(config).__name__}")
         if config.num_minibatches > batch_size > 1:

@@ -142,3 +142,11 @@ def test_the_runs_rebuild_in_reduced_form_and_go_on_where_they_stopped(tmp_path,
     assert again["runs"][:4] == first["runs"] and capsys.readouterr().out == "loss_sign 0: finished\n"
     assert set(first["runs"][0]["metrics"]) == {*make_clinic.CURVES, *VITALS}
     assert bugs.CONFIG["kl_coef"] == 0.3
+
+
+def test_the_checkup_is_found_from_here_too():
+    from ppo_teach.bugs import Finding, checkup
+
+    assert (checkup, Finding) == (pt.checkup, pt.Finding)
+    with pytest.raises(AttributeError, match="no attribute 'chekup'"):
+        bugs.chekup

@@ -593,6 +593,9 @@ def test_no_setting_is_idle(change):
 @pytest.mark.parametrize(("options", "match"), [
     (dict(num_updates=0), "num_updates must be an integer >= 1, got 0"),
     (dict(num_updates=1.5), "num_updates must be"),
+    (dict(seed=1.5), "seed must be an integer of 64 bits, got 1.5"),
+    (dict(seed="x"), "seed must be"),
+    (dict(seed=2**64), "seed must be"),
     (dict(batch_size=True), "batch_size must be an integer >= 1, got True"),
     (dict(batch_size=3, config=pt.PPOConfig(num_minibatches=4)), "num_minibatches must be .* batch_size = 3, got 4"),
     (dict(config={}), "config must be a PPOConfig, got dict"),

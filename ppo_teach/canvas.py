@@ -267,6 +267,14 @@ def _texts(array, template):
     return {"dims": array.shape[:-1], "n": array.shape[-1], "texts": texts}
 
 
+def close_all(*widgets):
+    """Close widgets with the layout and the style that ipywidgets makes for each."""
+    for widget in widgets:
+        for part in (getattr(widget, "style", None), getattr(widget, "layout", None), widget):
+            if part is not None:
+                part.close()
+
+
 class Explorer(ipywidgets.VBox):
     """Sliders over a `FrameCanvas`: what every explorer of the course returns. Arguments: as `FrameCanvas`.
 
@@ -315,10 +323,8 @@ class Explorer(ipywidgets.VBox):
     def close(self):
         """Close every widget this explorer made."""
         made = vars(self).get("presets")  # None when the constructor failed: ipywidgets closes what is left of it
-        for widget in (*self.sliders.values(), *made.values(), self.canvas) if made else ():
-            for part in (getattr(widget, "style", None), widget.layout, widget):
-                if part is not None:
-                    part.close()
+        if made is not None:
+            close_all(*self.sliders.values(), *made.values(), self.canvas, self.layout)
         super().close()
 
     def __repr__(self):

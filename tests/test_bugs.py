@@ -149,4 +149,4 @@ def test_the_checkup_is_found_from_here_too():
 
     assert (checkup, Finding) == (pt.checkup, pt.Finding)
     with pytest.raises(AttributeError, match="no attribute 'chekup'"):
-        bugs.chekup
+        _ = bugs.chekup

@@ -124,6 +124,24 @@ def test_a_preset_sets_its_knobs_and_asks(preset):
     use(scenario)
 
 
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_works_in_the_other_world_too(preset):
+    async def scenario(lab):
+        lab.load(preset)
+        lab.step()
+        assert len(lab.log) == 1 and lab.canvas.error == ""
+
+    use(scenario, ChainWorld())
+
+
+def test_a_closed_lab_leaves_no_widget():
+    from ipywidgets.widgets.widget import _instances
+
+    before = set(_instances)
+    training_lab(ChainWorld()).close()
+    assert set(_instances) <= before
+
+
 def test_an_unknown_preset_is_refused():
     async def scenario(lab):
         with pytest.raises(ValueError, match="preset must be one of .*Healthy.*, got 'x'"):

@@ -14,7 +14,7 @@ import ipywidgets
 import numpy as np
 import torch
 
-from ..canvas import Explorer
+from ..canvas import Explorer, close_all
 from ..colors import COLORS
 from ..config import PPOConfig
 from ..exact import reward_kl_frontier
@@ -117,7 +117,7 @@ class TrainingLab(Explorer):
         self.world, self.base, self.num_updates = world, config, num_updates
         self.reference, self.learned, self.run = make_reference(world.policy()), None, None
         self.kept, self.changes, self.loop, self.drawn_at = {}, [], _loop(), 0.0
-        sliders = _sliders(config, seed, isinstance(world, ReviewWorld))
+        sliders = _sliders(config, seed, hasattr(world, "train_reward_model"))
         self.best = _frontier(world, self.reference, sliders[0].positions)
         self.room = self._panels()
         buttons = {"Start": self.start, "Pause": self.pause, "Step": self.step, "Reset": self.restart,
@@ -201,8 +201,7 @@ class TrainingLab(Explorer):
         """Stop training and close every widget."""
         if self.run is not None:
             self.run.close()
-            self.reviews.close()
-            self.links.close()
+            close_all(self.reviews, self.links)
         super().close()
 
     # ---------------------------------------------------------------- the run

@@ -76,7 +76,9 @@ def show_source(fn) -> None:
 def _numbers(values):
     if isinstance(values, (list, tuple)):
         return np.array([_numbers(value) for value in values], dtype=float)
-    values = values.detach().cpu().numpy() if hasattr(values, "detach") else values
+    if values is None:
+        raise TypeError("None is no number")  # numpy takes it for NaN: two functions without a return would agree
+    values = values.detach().cpu().double().numpy() if hasattr(values, "detach") else values
     return np.asarray(values, dtype=float)
 
 

@@ -105,6 +105,16 @@ def test_the_text_of_compare_does_not_depend_on_the_last_bits(capsys):
     )
 
 
+@pytest.mark.parametrize("nothing", [None, [None], (1.0, None)])
+def test_compare_takes_nothing_for_a_mistake(nothing):
+    with pytest.raises(ValueError, match=r"compare\('x'\): numbers, lists or tensors of numbers are needed"):
+        compare("x", nothing, nothing)
+
+
+def test_compare_takes_short_floats(capsys):
+    assert compare("x", torch.ones(2, dtype=torch.bfloat16), [1.0, 1.0]) and "exact" in capsys.readouterr().out
+
+
 def test_compare_says_what_does_not_fit(capsys):
     assert not compare("values", [1.0, 2.0], torch.zeros(2, 1))
     assert capsys.readouterr().out == "values: DIFFERENT shapes, [2] by hand, [2, 1] expected\n"

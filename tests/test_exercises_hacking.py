@@ -163,6 +163,11 @@ def test_what_is_no_reward_is_told(reward, mistake):
     assert check_own_reward(reward, "longer", num_updates=2).mistake == mistake
 
 
+def test_a_reward_that_fails_in_training_is_told():
+    verdict = check_own_reward(lambda x, y: torch.zeros(8), "longer", num_updates=2)
+    assert verdict.mistake == "exception" and "in update 0, on 64 reviews" in verdict.message
+
+
 @pytest.mark.parametrize("prediction", ["boredom", ["longer"], None])
 def test_an_unknown_prediction_lists_the_known_ones(prediction):
     verdict = check_own_reward(counts_great, prediction)

@@ -178,9 +178,13 @@ def check_own_reward(reward, prediction, num_updates=25) -> Verdict:
     trainer = PPOTrainer(world, PPOConfig(kl_coef=0, value_coef=0.1), num_updates=num_updates, batch_size=64,
                          reward=lambda x, y: torch.as_tensor(reward(x, y)).float())  # fmt: skip
     facts = []
-    for _ in range(num_updates):
-        trainer.step()
-        facts.append(_batch_facts(trainer.rollout, world))
+    try:
+        for _ in range(num_updates):
+            trainer.step()
+            facts.append(_batch_facts(trainer.rollout, world))
+    except Exception as error:
+        where = f"It was raised in update {len(facts)}, on 64 reviews."
+        return say("exception", f"{type(error).__name__}: {error}", where)
     before, after = facts[0], facts[-1]
     happened = [name for name, seen in OUTCOMES.items() if seen(before, after)] or ["worse in a way of its own"]
     told = ("reward", "length", "distinct", "true")

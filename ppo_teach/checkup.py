@@ -235,7 +235,9 @@ def _reference(given):
     paid, scores, mask = _numbers(given, "rewards")[0].sum(1), given["scores"].double(), given["mask"]
     price = lambda kl: given["kl_coef"] * kl.sum(1)
     more = given["kl_coef"] * mask.shape[1] ** 0.5  # errors of a sum
-    if all(off(paid, scores - price(kl), more) for kl in kinds):
+    after = mask | torch.cat([mask[:, :1], mask[:, :-1]], dim=1)  # TRL pays the score one cell after the last real token
+    late = torch.where(after, given["rewards"].detach().double(), 0.0).sum(1)
+    if all(off(total, scores - price(kl), more) for kl in kinds for total in (paid, late)):
         like = [bug for bug, kl in wrong.items() if not off(paid, scores - price(kl), more)]
         places = {"score_on_pad": torch.where(mask[:, -1], scores, 0), "score_every_token": scores * mask.sum(1)}
         like += [bug for bug, score in places.items() if not all(off(paid, score - price(kl), more) for kl in kinds)]

@@ -205,3 +205,16 @@ def test_something_else_is_refused():
 def test_a_finding_reads_as_a_sentence():
     text = str(pt.Finding("KL is no estimate", "kl is odd.", ("kl_sign",)))
     assert text == "KL is no estimate: kl is odd. Resembles: the sign of the KL."
+
+
+def test_a_score_in_the_cell_after_the_last_token_is_no_fault(batch):
+    """So does TRL. One more cell away is a fault again."""
+    rewards, mask = pt.shape_rewards(torch.zeros(len(batch["mask"])), batch["log_probs_old"], batch["log_probs_ref"],
+                                     batch["kl_coef"], batch["mask"])[0], batch["mask"] != 0  # fmt: skip
+    width, last = mask.shape[1], mask.sum(1) - 1
+    assert (last < width - 2).any()
+    for away, found in ((0, []), (1, []), (2, ["rewards do not add up"])):
+        moved = rewards.clone()
+        moved[torch.arange(len(mask)), (last + away).clamp(max=width - 1)] += batch["scores"]
+        given = {name: batch[name] for name in ("log_probs_old", "log_probs_ref", "kl_coef", "scores", "mask")}
+        assert names(given | {"rewards": moved}) == found, away

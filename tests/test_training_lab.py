@@ -83,6 +83,7 @@ def test_buttons():
         await asyncio.sleep(0.3)
         assert 1 < at == len(lab.log) and "(paused)" in lab.words
         press["Keep this run"]()
+        assert lab.words == "This run stays in the picture, dotted."
         press["Reset"]()
         drawn = lab.drawn()
         assert len(lab.log) == 0 and len(drawn["kept_reward"]) == at and np.isnan(drawn["reward"]).all()

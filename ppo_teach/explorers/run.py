@@ -162,6 +162,7 @@ class TrainingLab(Explorer):
         """Leave this run's curves in the picture, dotted; pressed before the first update, take them away."""
         self.kept = {name: list(self._series(name)) for name in CURVES} if len(self.log) else {}
         self.draw()
+        self.canvas.update("This run stays in the picture, dotted." if self.kept else "No run is kept any more.")
 
     def load(self, preset):
         """Reset, with the knobs of a preset; the words ask what will happen."""
